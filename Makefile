@@ -10,6 +10,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 MODEL ?= smollm2
 PROMPT ?= Write one sentence about rivers.
 
+# What is imported is compiled once, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test unit coverage lint install clean
 
 install: $(STAMP)

@@ -6,6 +6,9 @@
 For each connector two servers are started: one that computes prompts, and one that takes their blocks. A round sends
 the second one a prompt that it must compute, and another of the same length whose blocks it fetches. Printed are the
 medians over the rounds, and of the ratio within a round.
+
+With `--forms` a round has two prompts that one computes and the other answers: asked in turn, and both at once, so that
+blocks are fetched while later ones are computed. The times begin with the first request.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import httpx
@@ -66,6 +70,47 @@ def hand_over(client: httpx.Client, prompt: list[int]) -> object:
     return given
 
 
+def in_turn(prefill: httpx.Client, decode: httpx.Client, args: argparse.Namespace, prompt: list[int]) -> float:
+    """Seconds to the first token, if the second engine is asked when the first has answered."""
+    began = time.perf_counter()
+    given = hand_over(prefill, prompt)
+    first_token(decode, args, prompt, given)
+    return time.perf_counter() - began
+
+
+def at_once(prefill: httpx.Client, decode: httpx.Client, args: argparse.Namespace, prompt: list[int]) -> float:
+    """Seconds to the first token, if both are asked at once."""
+    address = prefill.get("/v1/engine/role").json()["address"]
+    given = {"do_remote_prefill": True, "remote_address": address, "patience": 60.0}
+    with ThreadPoolExecutor(1) as pool:
+        began = time.perf_counter()
+        computed = pool.submit(hand_over, prefill, prompt)
+        first_token(decode, args, prompt, given)
+        seconds = time.perf_counter() - began
+        computed.result()
+    return seconds
+
+
+def compare(args: argparse.Namespace, connector: str) -> dict[str, object]:
+    """The two forms of a split request, in turns."""
+    rng, found = random.Random(1), {"in turn": list[float](), "at once": list[float]()}
+    with ExitStack() as stack:
+        prefill = stack.enter_context(server(args, "prefill", connector))
+        decode = stack.enter_context(server(args, "decode", connector))
+        for turn in range(args.rounds + 1):
+            for name, form in (("in turn", in_turn), ("at once", at_once))[:: 1 if turn % 2 else -1]:
+                seconds = form(prefill, decode, args, [rng.randrange(1000, 30000) for _ in range(args.tokens)])
+                if turn:  # The first round warms both up.
+                    found[name].append(seconds)
+    ratios = [one / other for one, other in zip(*found.values(), strict=True)]
+    return {
+        "connector": connector,
+        **{name: round(statistics.median(times), 4) for name, times in found.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }
+
+
 def measure(args: argparse.Namespace, connector: str) -> dict[str, object]:
     rng = random.Random(1)
     computed, fetched = [], []
@@ -105,10 +150,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of each server")
     parser.add_argument("--option", action="append", default=[], help="a further flag of both servers")
+    parser.add_argument("--forms", action="store_true", help="compare both engines in turn with both at once")
     args = parser.parse_args(argv)
     os.environ.setdefault("HEADRACE_KV_SECRET", secrets.token_hex(16))
     for connector in args.connectors.split(","):
-        print(json.dumps(measure(args, connector)), flush=True)
+        print(json.dumps((compare if args.forms else measure)(args, connector)), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 # Before anything loads torch, and for the processes that tests start. On tensors as small as here more threads do
@@ -12,10 +13,13 @@ from collections.abc import Iterator
 # kernels have a team of their own, and what must not depend on torch's threads is tested with several
 # (`test_kernels_reproducible`).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of processes are started: each would compile all that it imports, and each run would rewrite all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.dont_write_bytecode = False
 settings.register_profile(
     "headrace",
     derandomize=True,

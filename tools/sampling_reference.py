@@ -20,6 +20,11 @@ tuples, sets and numpy's arrays and scalars; whole floats count as whole numbers
 null, stands for the default unless the table says otherwise. A value of another type or out of range is an error that
 names the field.
 
+Where a request of the API or a `gen` of a program leaves out `temperature`, `top_p`, `top_k`, `min_p` or
+`repetition_penalty`, and for `LLM.generate` and `LLM.chat` without parameters, the checkpoint's recommendation stands
+in the place of the default (`info.sampling_defaults`; `--generation-config none`: there is none). `SamplingParams` that
+are given to `LLM` count as they are.
+
 | parameter | takes | default | range | in the API | |
 |---|---|---|---|---|---|
 """

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from headrace.config_fields import SIZE, Bytes, Frozen, parse_size, unit
 from headrace.loading_config import LoadingConfig
+from headrace.scale_config import ScaleConfig
 from headrace.server_config import ServerConfig
 from headrace.transfer_config import TransferConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "LoadingConfig",
     "ModelConfig",
     "ParallelConfig",
+    "ScaleConfig",
     "SchedulerConfig",
     "ServerConfig",
     "TransferConfig",
@@ -203,7 +205,7 @@ class DeviceConfig(Frozen):
 
 
 class ParallelConfig(Frozen):
-    """The number of devices that share one model."""
+    """The number of devices that share one model: the product of both."""
 
     tensor_parallel_size: int = Field(
         default=1,
@@ -211,6 +213,22 @@ class ParallelConfig(Frozen):
         description="Ranks that each hold a part of every layer: a device each, or a share of the cores on a host "
         "platform. threads is then the number of each.",
     )
+    pipeline_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        description="Stages that each hold a run of the layers, on tensor_parallel_size ranks, and compute a step at a "
+        "time: so many steps are in flight. Answers keep their bits.",
+    )
+    expert_parallel: bool = Field(
+        default=False,
+        description="Of a model with experts, each rank of tensor_parallel_size holds complete experts instead of a "
+        "part of every expert.",
+    )
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Config(Frozen):
@@ -222,6 +240,7 @@ class Config(Frozen):
     transfer: TransferConfig = TransferConfig()
     server: ServerConfig = ServerConfig()
     loading: LoadingConfig = LoadingConfig()
+    scale: ScaleConfig = ScaleConfig()
 
     def for_engine(self) -> str:
         """As JSON for another process of the engine: of the server's options only those that it needs, so no key."""

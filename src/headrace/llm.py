@@ -132,7 +132,8 @@ class LLM:
 
         A prompt is a text, a list or array of token ids, or a dict with one of both as `prompt` or `prompt_token_ids`.
         A single prompt needs no list. There may be any number: they enter the engine's queue when it has room. `params`
-        applies to all prompts, or is a list with one for each prompt.
+        applies to all prompts, or is a list with one for each prompt; None is what the checkpoint recommends
+        (`info.sampling_defaults`, of its generation_config.json), which given parameters do not inherit.
 
         `predictions` are what the answers are expected to repeat, for speculative decoding: a text for all prompts, or
         a list with a text, token ids or None for each. `speculation` is False (no drafts) or a mapping of `method` and
@@ -149,7 +150,8 @@ class LLM:
         self._check_open()
         texts, ids = read_prompts(prompts, self.tokenizer.encode)
         drafts = self._drafts(predictions, speculation, len(ids))
-        return self._answer(texts, ids, params_per_prompt(params, len(ids)), drafts, progress)
+        chosen = params_per_prompt(params, len(ids), self.info.sampling_defaults)
+        return self._answer(texts, ids, chosen, drafts, progress)
 
     def chat(
         self,
@@ -162,8 +164,8 @@ class LLM:
         speculation: bool | Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated; for
-        errors and the other arguments see `generate`."""
+        """The next message of one conversation, or of several. Without `params` at most 512 tokens are generated, with
+        the checkpoint's sampling; for errors and the other arguments see `generate`."""
         talks = _conversations(messages)
         texts: list[str | None] = []
         ids: list[list[int]] = []
@@ -173,7 +175,8 @@ class LLM:
             ids.append(self.tokenizer.encode_chat(text))
         if params is None:
             room = [max(1, min(_CHAT_TOKENS, self.info.room(len(prompt)))) for prompt in ids]
-            params = [SamplingParams(max_tokens=tokens) for tokens in room]
+            (chosen,) = params_per_prompt(None, 1, self.info.sampling_defaults)
+            params = [replace(chosen, max_tokens=tokens) for tokens in room]
         drafts = self._drafts(predictions, speculation, len(ids))
         return self._answer(texts, ids, params_per_prompt(params, len(ids)), drafts, progress)
 

@@ -109,7 +109,7 @@ ENGINE: Mapping[str, Option] = {
     option.name: option for option in _options("device", "parallel", "model", "scheduler", "cache", "transfer")
 }
 """Options of every verb that loads a model, and of `LLM`."""
-SERVER: Mapping[str, Option] = {option.name: option for option in _options("server", "loading")}
+SERVER: Mapping[str, Option] = {option.name: option for option in _options("server", "loading", "scale")}
 """Options of `headrace serve`."""
 
 

@@ -6,13 +6,15 @@ device outside this repository can all use it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.embedding_facts import Pooling
+from headrace.kv_layout import KVLayout, LayerKV
 from headrace.sampling import SamplingParams
 from headrace.scheduler_stats import SchedulerStats
 from headrace.structured_outputs import Constraint, ConstraintKind
@@ -80,6 +82,11 @@ class RemoteBlocks:
     epoch: int | None = None
     """Number of the other engine's start; None: any."""
 
+    @property
+    def awaited(self) -> bool:
+        """The other engine computes the blocks at this moment: they come at the rate of its steps."""
+        return self.patience > 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -94,6 +101,8 @@ class Request:
     """Lower runs first."""
     arrival: float = 0.0
     """Monotonic seconds."""
+    turn: tuple[int, ...] = ()
+    """Its place among the requests that came at the same moment, with the same priority: the lowest runs first."""
     salt: str = ""
     """Requests share cached prefixes only within one (adapter, salt)."""
     adapter: str = ""
@@ -122,6 +131,11 @@ class Request:
     rivals: tuple[int, ...] = ()
     """Tokens whose logprobs are wanted in the place of the prompt's token `params.prompt_logprobs_start`, besides
     its own."""
+    then: Request | None = None
+    """Goes on where this sequence ends by itself, with the next step: its prompt is what follows the tokens of this
+    one, without an end or stop token."""
+    then_after: tuple[int, ...] = ()
+    """Stop tokens after which `then` begins: the text ends just before them, as before end tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,39 +177,8 @@ class Delta:
     """With the end of a request with `pooling`: float32 [hidden], little-endian."""
     rivals: list[float] | None = None
     """The logprobs of the request's rivals; set with `prompt_logprobs`."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKV:
-    """KV shape of one attention layer. `window` is the sliding window in tokens, None for full attention."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Shape of the paged KV cache. Every layer has the same block ids: one block table per sequence."""
-
-    layers: tuple[LayerKV, ...]
-    block_size: int
-    """Tokens per block."""
-    dtype: str
-    """`float32`, `bfloat16`, `float16`, `int8` or `float8_e4m3`."""
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, keys and values (int8 and fp8 have one float32 scale per token and
-        head)."""
-        size = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}[self.dtype]
-        scale = 4 if size == 1 else 0
-        return sum(2 * self.block_size * l.num_kv_heads * (l.head_dim * size + scale) for l in self.layers)
-
-    def padded(self, lanes: int) -> KVLayout:
-        """The layout of a device that pads rows to a multiple of so many values."""
-        layers = (replace(layer, head_dim=-(-layer.head_dim // lanes) * lanes) for layer in self.layers)
-        return replace(self, layers=tuple(layers))
+    went_on: bool = False
+    """With the end of a request with `then`: that one has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +218,8 @@ class Capabilities:
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
-    """Formats of `QUANT_FORMATS` that the device's own operators support; they may read the codes or convert them at
-    load. They never get a weight in another format: the reference serves it, with one log line. If the device's tensors
-    are not torch tensors there is no reference, and the weight is refused with an error that names it."""
+    """Formats of `QUANT_FORMATS` that the device's own operators support, stored so or converted at load. The reference
+    serves other weights, with one log line; they are refused if the device's tensors are not torch tensors."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
     static_shapes: bool = False
@@ -258,10 +240,11 @@ class Capabilities:
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention supports; empty: any. A model with others is refused."""
     missing_operators: frozenset[str] = frozenset()
-    """Optional operators (`registry.OPTIONAL`) that the device has no form of and cannot run by reference either. A
-    model with a layer that needs one is refused."""
+    """Optional operators (`registry.OPTIONAL`) that it cannot run at all. A model that needs one is refused."""
+    passes_rows: bool = False
+    """A communicator of two ranks is an `interface.PassesRows`, so that a model's layers can be split into stages."""
     kv_lanes: int = 1
-    """Rows of a head in the cache are padded to a multiple of so many values, which defines the memory of a block."""
+    """Rows of a head in the cache are padded to a multiple of so many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +278,9 @@ class SamplingBatch:
     """[R]: the row of `allowed` that applies, -1 for none."""
     num_logprobs: int = 0
     """Alternatives to report: the largest number that any row requests. -1: no logprobs."""
+    named: Ints | None = None
+    """[R, N]: the tokens whose logprobs each row asks for, then NO_TOKEN; None when no row asks for any. With names,
+    `num_logprobs` is at least 1."""
 
 
 @dataclass(slots=True)
@@ -384,7 +370,9 @@ class StepResult:
     counts: Ints | None = None
     """[S, 2] if the device has placed sequences: how many of each one's tokens count, and how many drafts it had; 0 for
     the others."""
-    stored: npt.NDArray[np.uint8] | None = None
-    """[K, bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
+    stored: Sequence[npt.NDArray[np.uint8]] | None = None
+    """K of uint8 [bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
+    named: Floats | None = None
+    """[R, N]: logprobs of the tokens that the plan names."""

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from engine_harness import PROGRAM_OPTIONS
 from server_harness import CONTEXT, VOCAB, Server, make_model, running
+
+from headrace import LLM
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +41,20 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Over the weights that the server's tests use: a layer less, since here every step counts.
     tiny_models.save("llama", path, vocab_size=VOCAB, max_position_embeddings=512, num_hidden_layers=2, hidden_size=32)
     return path
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama: Path) -> Iterator[LLM]:
+    """For programs."""
+    with LLM(str(tiny_llama), **PROGRAM_OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def cold(tiny_llama: Path) -> Iterator[LLM]:
+    """It answers each request alone, and finds nothing in a cache."""
+    with LLM(str(tiny_llama), **PROGRAM_OPTIONS, prefix_caching=False) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,14 @@ from headrace.tokenization.tokenizer import load_tokenizer
 from headrace.types import SamplingParams
 
 BLOCK = 16
+PROGRAM_OPTIONS: dict[str, Any] = {
+    "platform": "cpu",
+    "threads": 1,
+    "num_blocks": 100,
+    "max_num_seqs": 8,
+    "max_model_len": 512,
+}
+"""Of the models that the tests of programs run on."""
 
 
 @dataclass

@@ -35,6 +35,7 @@ def logits(
     opened: Callable[..., Device] = NativeDevice,
     read: Callable[[Checkpoint], Checkpoint] = lambda found: found,
     then: Callable[[DecoderWeights], DecoderWeights] = lambda weights: weights,
+    shard: Callable[[int, int], Shard] = Shard,
 ) -> list[torch.Tensor]:
     """float32 [len(ids) + steps, vocab] of each rank: after every token of the prompt, then greedily onwards. `read`
     changes how the checkpoint is read, `then` what has been. The first error is raised."""
@@ -45,7 +46,7 @@ def logits(
         device = opened(threads=1, dtype=dtype, **(ranks if size > 1 else {}))
         try:
             group = None if size == 1 else device.communicator(range(size))
-            decoder = read(open_checkpoint(model)).build(bind(device), _CONTEXT, shard=Shard(rank, size), group=group)
+            decoder = read(open_checkpoint(model)).build(bind(device), _CONTEXT, shard=shard(rank, size), group=group)
             decoder.weights = then(decoder.weights)
             return greedy(device, decoder, list(ids), steps)
         finally:

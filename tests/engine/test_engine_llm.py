@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -53,6 +54,22 @@ def test_answers_come_in_the_prompts_order_each_with_its_parameters(llm: LLM) ->
     assert [one.prompt for one in found] == prompts
     assert [len(one.outputs[0].token_ids) for one in found] == [1 + i % 5 for i in range(20)]
     assert found[7].outputs == llm.generate(prompts[7], params[7])[0].outputs
+
+
+def test_without_parameters_the_checkpoint_says_how_to_sample(tiny_llama: Path, tmp_path: Path) -> None:
+    model = tmp_path / "recommends"
+    shutil.copytree(tiny_llama, model)
+    (model / "generation_config.json").write_text('{"top_k": 1}')
+    talk = [{"role": "user", "content": "Hello"}]
+    with LLM(str(model), **OPTIONS) as recommends:
+        assert recommends.info.sampling_defaults == {"top_k": 1}
+        ids = [one.outputs[0].token_ids for one in recommends.generate(["Hello", "Well"])]
+        greedy = recommends.generate(["Hello", "Well"], SamplingParams(temperature=0.0))
+        assert ids == [one.outputs[0].token_ids for one in greedy]
+        (said,), (same,) = recommends.chat(talk), recommends.chat(talk, SamplingParams(temperature=0.0, max_tokens=20))
+        assert said.outputs[0].token_ids[:20] == same.outputs[0].token_ids
+        stated = SamplingParams(max_tokens=12, temperature=3.0, seed=1, ignore_eos=True)
+        assert recommends.generate("Hello", stated)[0].outputs[0].token_ids[:8] != ids[0][:8]
 
 
 def test_choices_and_logprobs(llm: LLM) -> None:

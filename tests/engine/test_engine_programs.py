@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+import shutil
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_harness import PROGRAM_OPTIONS as OPTIONS
 
 from headrace import LLM, AsyncLLM, SamplingParams
 from headrace import lang as hl
+from headrace.cli.main import main
 from headrace.errors import InvalidRequest
-
-OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8}
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_llama), **OPTIONS) as llm:
-        yield llm
 
 
 @hl.program
@@ -113,3 +108,42 @@ def test_streams_and_cancelled_runs_in_an_event_loop(tiny_llama: Path) -> None:
             await llm.close()
 
     asyncio.run(run())
+
+
+def test_the_checkpoints_sampling_holds_where_none_is_stated(tiny_llama: Path, tmp_path: Path) -> None:
+    """In programs as over HTTP: for each parameter that a generation leaves out."""
+    model = tmp_path / "recommends"
+    shutil.copytree(tiny_llama, model)
+    (model / "generation_config.json").write_text('{"top_k": 1, "max_length": 5}')
+
+    @hl.program
+    def two(s: hl.State) -> None:
+        s.text("Hello")
+        s.gen("recommended", max_tokens=6, ignore_eos=True)
+        s.gen("stated", max_tokens=6, top_k=0, temperature=3.0, seed=5, ignore_eos=True)
+
+    with LLM(str(model), **OPTIONS) as llm:
+        found = llm.run(two, seed=3)
+        greedy, warm = (SamplingParams(max_tokens=6, ignore_eos=True, top_k=k, temperature=3.0, seed=5) for k in (1, 0))
+        (first,) = llm.generate("Hello", greedy)
+        (second,) = llm.generate([*first.prompt_token_ids, *first.outputs[0].token_ids], warm)
+        assert (found["recommended"], found["stated"]) == (first.outputs[0].text, second.outputs[0].text)
+
+
+def test_the_command_line_streams_a_program_on_a_model_here(
+    tiny_llama: Path, tmp_path: Path, llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "two.py"
+    file.write_text(
+        "from headrace import lang as hl\n@hl.program\ndef two(s, word: str):\n    s.text(word)\n"
+        "    s.gen('a', max_tokens=4, ignore_eos=True)\n    s.gen('b', max_tokens=4, ignore_eos=True)\n"
+    )
+    options = ["--platform", "cpu", "--threads", "1", "--num-blocks", "100", "--max-num-seqs", "8"]
+    given = ["program", "run", str(file), "word=Hello", "--seed", "3", "--model", str(tiny_llama), *options]
+    assert main(given) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert main([*given, "--stream"]) == 0
+    streamed = capsys.readouterr()
+    assert json.loads(streamed.out) == whole
+    assert f"a: {whole['a']}" in streamed.err
+    assert f"b: {whole['b']}" in streamed.err

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_harness import PROGRAM_OPTIONS as OPTIONS
 
 from headrace import LLM, AsyncLLM, SamplingParams
 from headrace import lang as hl
 from headrace.client.api import GenerateRequest
 
-OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8, "max_model_len": 512}
 METHODS = ("greedy", "mean", "sum", "unconditional")
 CHOICES = ["e", "t", " a", "yes", "no", "not at all", "e"]
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_llama), **OPTIONS) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def cold(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_llama), **OPTIONS, prefix_caching=False) as llm:
-        yield llm
 
 
 @pytest.fixture

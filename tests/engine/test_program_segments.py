@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_harness import PROGRAM_OPTIONS as OPTIONS
 
 from headrace import LLM, AsyncLLM, SamplingParams
 from headrace import lang as hl
 from headrace.client.api import GenerateRequest, Output
+from headrace.engine.chains import Chains
 from headrace.errors import ProgramError
+from headrace.lang.interpreter import Interpreter
+from headrace.types import Request
 
-OPTIONS: dict[str, Any] = {"platform": "cpu", "threads": 1, "num_blocks": 100, "max_num_seqs": 8, "max_model_len": 512}
 Call = tuple[GenerateRequest, list[int]]
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_llama), **OPTIONS) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def cold(tiny_llama: Path) -> Iterator[LLM]:
-    """It answers each request alone, and finds nothing in a cache."""
-    with LLM(str(tiny_llama), **OPTIONS, prefix_caching=False) as llm:
-        yield llm
 
 
 @pytest.fixture
@@ -135,6 +125,26 @@ def test_each_generation_is_the_request_alone(name: str, llm: LLM, cold: LLM, ca
     again = llm.run(program, *args, seed=4)
     assert again.outputs == first.outputs
     assert llm.run(program, *args, seed=5).outputs != first.outputs
+    assert blocks_held(llm) == 0
+
+
+@pytest.mark.parametrize("name", ["beside", "chain", "text"])
+def test_what_the_engine_begins_by_itself_is_the_same(name: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, args = PROGRAMS[name]
+    begun: list[str] = []
+    take = Chains.take_begun
+
+    def taken(self: Chains) -> list[Request]:
+        found = take(self)
+        begun.extend(one.id for one in found)
+        return found
+
+    monkeypatch.setattr(Chains, "take_begun", taken)
+    found = llm.run(program, *args, seed=6)
+    # Stop strings end sequences in the engine once the vocabulary has been read.
+    assert len(begun) in {"beside": [0], "chain": range(4), "text": [5]}[name]
+    monkeypatch.setattr(Interpreter, "_expected", lambda *args: [])
+    assert llm.run(program, *args, seed=6).outputs == found.outputs
     assert blocks_held(llm) == 0
 
 

@@ -49,7 +49,7 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="MODEL", help="default: smollm2; with --url the first that the server lists")
     add("--rows", metavar="FILE", help="run once for each line, a JSON object of arguments; prints a line for each")
     add("--seed", type=int, metavar="N", help="makes the run reproducible")
-    add("--stream", action="store_true", help="show the texts as they are generated (with --url)")
+    add("--stream", action="store_true", help="show the texts as they are generated")
     add("--concurrency", type=int, default=64, metavar="N", help="rows that run at once (default: 64)")
     add_source_options(parser)
 
@@ -91,46 +91,70 @@ def _write(path: str | None, text: str) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from headrace.cli.program_files import open_program, read_arguments, read_rows
+
+    # What is wrong with the program shows before a model is loaded.
+    program = open_program(args.file)
+    given = read_arguments(args.arguments)
+    rows: list[dict[str, Any]] | None = None
+    if args.rows is None:
+        program.prepare(program.bind(**given))
+    elif args.stream:
+        raise ConfigError("--stream shows one run: leave out --rows")
+    else:
+        rows = [{**given, **row} for row in read_rows(args.rows)]
     if args.url is not None:
         from headrace.environment import read_environment
         from headrace.lang import server
 
         key = (args.api_key or read_environment().api_key or "").strip() or None
-        return _run_on(args, server(args.url, args.model, api_key=key))
-    if args.stream:
-        raise ConfigError("--stream needs a server: give --url")
+        on = server(args.url, args.model, api_key=key)
+        if args.stream:
+            return _printed(asyncio.run(_streamed(program, given, on, args.seed)))
+        return _run_on(args, program, given, rows, on)
     from headrace.arguments import engine_options
     from headrace.cli.model_fetch import fetch_model
+
+    path = str(fetch_model(args.model or "smollm2", args.accept_terms))
+    if args.stream:
+        return _printed(asyncio.run(_streamed_here(args, program, given, path)))
     from headrace.llm import LLM
     from headrace.progress import loading_bar
 
-    path = fetch_model(args.model or "smollm2", args.accept_terms)
     with loading_bar() as progress:
-        llm = LLM(str(path), progress=progress, **engine_options(args))
+        llm = LLM(path, progress=progress, **engine_options(args))
     with llm:
-        return _run_on(args, llm)
+        return _run_on(args, program, given, rows, llm)
 
 
-def _run_on(args: argparse.Namespace, on: Any) -> int:
-    from headrace.cli.program_files import open_program, read_arguments, read_rows
+def _run_on(
+    args: argparse.Namespace, program: Any, given: dict[str, Any], rows: list[dict[str, Any]] | None, on: Any
+) -> int:
+    if rows is None:
+        return _printed(program.run(**given, on=on, seed=args.seed))
+    found = program.run_batch(rows, on=on, seed=args.seed, concurrency=args.concurrency)
+    for result in found:
+        print(_line(result))
+    return 1 if any(result.error is not None for result in found) else 0
 
-    program = open_program(args.file)
-    given = read_arguments(args.arguments)
-    if args.rows is not None:
-        if args.stream:
-            raise ConfigError("--stream shows one run: leave out --rows")
-        rows = [{**given, **row} for row in read_rows(args.rows)]
-        found = program.run_batch(rows, on=on, seed=args.seed, concurrency=args.concurrency)
-        for result in found:
-            print(_line(result))
-        return 1 if any(result.error is not None for result in found) else 0
-    one: RunResult
-    if args.stream:
-        one = asyncio.run(_streamed(program, given, on, args.seed))
-    else:
-        one = program.run(**given, on=on, seed=args.seed)
+
+def _printed(one: RunResult) -> int:
     print(json.dumps(_plain(one.outputs), ensure_ascii=False, indent=2))
     return 0
+
+
+async def _streamed_here(args: argparse.Namespace, program: Any, given: dict[str, Any], path: str) -> RunResult:
+    from headrace.arguments import engine_options
+    from headrace.llm import AsyncLLM
+    from headrace.progress import loading_bar
+
+    with loading_bar() as progress:
+        llm = AsyncLLM(path, progress=progress, **engine_options(args))
+        await llm.start()
+    try:
+        return await _streamed(program, given, llm, args.seed)
+    finally:
+        await llm.close()
 
 
 async def _streamed(program: Any, given: dict[str, Any], on: Any, seed: int | None) -> RunResult:

@@ -22,10 +22,12 @@ def open_program(where: str) -> Program | LoadedPlan:
 
 
 def compiled_plan(where: str, static: Mapping[str, Any]) -> Plan:
-    """The plan, not checked yet. `static`: the parameters that are known when compiling, among other arguments."""
+    """The plan, not checked yet. `static`: the parameters that are known when compiling. Raises ProgramError."""
     found = _found(where)
     if isinstance(found, Program):
-        return found.compile(**found.split(static)[0])
+        return found.compile(**static)
+    for name in static:
+        raise ConfigError(f"{where} is a plan: it has been compiled, so there is no `{name}` to be given")
     return found
 
 

@@ -42,6 +42,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time for running requests after SIGTERM (default: 30)",
     )
+    parser.add_argument(
+        "--split",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="let an engine of role prefill compute a prompt that another answers: where it is at least a tenth sooner "
+        "(auto, the default), wherever 256 tokens or more are not cached (always), or never",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
             args.drain_timeout,
             WatchTimes(args.health_interval, args.health_timeout),
             dict(map(_pair, args.tokenizer)),
+            args.split,
         )
     )
 

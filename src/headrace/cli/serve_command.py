@@ -30,9 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="a .yaml or .toml file with options and models; flags go first"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="answer this in the terminal first, then go on serving")
-    parser.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="engines on this machine, behind one router (default: 1)"
-    )
     parser.add_argument("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     parser.add_argument(
         "--dry-run",
@@ -66,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
         lambda name: fetch_model(name, args.accept_terms),
         lambda name, is_model: resolve_drafter(name, is_model, lambda text: fetch_model(text, args.accept_terms)),
     )
-    if args.replicas != 1:
+    if served.config.scale.grouped:
         from headrace.cli.replica_serving import serve_replicas
 
-        return serve_replicas(plans[0].config, plans[0].path, args.replicas)
+        args.prepared.discard()  # Each replica starts one of its own.
+        return serve_replicas(plans[0].config, plans[0].path)
     loaded = [plan.name for plan in plans if plan.preload]
     if loaded:
         logging.getLogger(__name__).info("loading %s", ", ".join(loaded))
@@ -85,14 +83,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_replicas(args: argparse.Namespace, served: ServedModels) -> None:
     """Raises ConfigError for options that do not go with several engines of one model."""
-    if args.replicas == 1:
+    scale = served.config.scale
+    idle = scale.without_effect()
+    if idle is not None:
+        raise ConfigError(idle)
+    if not scale.grouped:
         return
-    if args.replicas < 1:
-        raise ConfigError(f"--replicas must be at least 1, got {args.replicas}")
     if args.prompt is not None:
-        raise ConfigError("--prompt cannot be combined with --replicas: leave one of them out")
+        raise ConfigError(f"--prompt cannot be combined with {scale.why_grouped}: leave one of them out")
     if served.pooled_by is not None:
-        raise ConfigError(f"--replicas is for one model that stays loaded: leave it out, or {served.pooled_by}")
+        raise ConfigError(
+            f"{scale.why_grouped} is for one model that stays loaded: leave it out, or {served.pooled_by}"
+        )
     from headrace.cli.replica_serving import check_replicas
 
     check_replicas(served.config)

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts, Pooling
+from headrace.engine.profiling import ProfileReport
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import TransferInfo
 from headrace.types import Constraint, RemoteBlocks, SamplingParams
@@ -63,6 +64,12 @@ class GenerateRequest:
     """The answer comes in one piece, at its end, unless the client must look for stop strings."""
     since: float | None = None
     """Monotonic seconds: the place in the queue is that of a request which came then. None: now."""
+    turn: tuple[int, ...] = ()
+    """The place among the requests with the same `since` and priority: the lowest runs first."""
+    then: GenerateRequest | None = None
+    """What will probably be asked next, with this one's id as `extends`; its prompt is what follows the tokens of this
+    one. The engine begins it at this one's end. If the next request that extends this one is the same, it takes over
+    what was begun; any other ends it, as does releasing this one."""
     rivals: tuple[int, ...] | None = None
     """Tokens to score in the place of the prompt's token `prompt_logprobs_start`, besides its own: at most
     `ModelInfo.rivals`. Not None: the output has `scores` instead of `prompt_logprobs`."""
@@ -205,6 +212,14 @@ class EngineClient(Protocol):
     async def flush_cache(self) -> int:
         """Empty the prefix cache; returns how many of its blocks are free now. Those that running requests use stay
         with them. Raises as `stats`."""
+
+    async def start_profile(self, folder: str, steps: int) -> None:
+        """Begin a profile of the engine's steps in a new file of `folder`; it ends by itself after so many. Raises
+        InvalidRequest if one runs or the platform has none, ConfigError for the folder; in all else as `stats`."""
+
+    async def stop_profile(self) -> ProfileReport:
+        """End it; returns its file once that is complete. Raises InvalidRequest if there is none; in all else as
+        `stats`."""
 
     async def check_health(self) -> None:
         """Raises EngineDead if the engine is dead, restarting or has made no progress for seconds."""

@@ -16,11 +16,14 @@ from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.bad_words import bad_word_ids
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.inquiry import Inquiry
-from headrace.client.request_outputs import RequestOutputs, TextTokenizer
-from headrace.client.speculation_choice import PREDICTED, check_method
+from headrace.client.profile_calls import ProfileCalls
+from headrace.client.request_outputs import TextTokenizer
+from headrace.client.request_stream import RequestStream
+from headrace.client.speculation_choice import check_method
 from headrace.client.stop_tokens import StopTokens
 from headrace.client.validate import validated
 from headrace.config import Config
+from headrace.engine.profiling import ProfileReport
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import (
     Abort,
@@ -38,6 +41,7 @@ from headrace.engine.wire import (
     GetStats,
     GetView,
     Park,
+    Profiled,
     Refused,
     StatsReply,
     ViewReply,
@@ -45,7 +49,6 @@ from headrace.engine.wire import (
 )
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest, UserError
 from headrace.hub.model_reference import display_name
-from headrace.types import Request
 
 __all__ = ["BaseClient"]
 
@@ -61,28 +64,6 @@ _VIEW_TIMEOUT = 2.5
 """Seconds to wait for a view. People look at it, and an old one would mislead them."""
 
 
-class _Stream:
-    """One call of `generate`."""
-
-    def __init__(self, number: int, request: GenerateRequest, tokenizer: TextTokenizer, arrival: float) -> None:
-        self.number = number
-        self.request = request
-        self.arrival = arrival
-        self.outputs = RequestOutputs(request, tokenizer, arrival)
-        self.changed = asyncio.Event()
-        self.error: HeadraceError | None = None
-        self.extended = ""
-        """The engine's id of the request that it extends."""
-
-    def child(self, index: int) -> str:
-        # The number distinguishes a request from an earlier one with the same id, whose last tokens may still arrive.
-        return f"{self.request.id}#{self.number}#{index}"
-
-    def fail(self, error: HeadraceError) -> None:
-        self.error = error
-        self.changed.set()
-
-
 class BaseClient:
     """An `EngineClient`, except for the transport of commands. Thread: the event loop that started it."""
 
@@ -91,14 +72,17 @@ class BaseClient:
         self._tokenizer = tokenizer
         self._engine: EngineInfo | None = None
         self._created = int(time.time())
-        self._streams: dict[str, _Stream] = {}
-        self._children: dict[str, tuple[_Stream, int]] = {}
+        self._streams: dict[str, RequestStream] = {}
+        self._children: dict[str, tuple[RequestStream, int]] = {}
         self._adds: list[Add] = []
         self._kept: dict[str, str] = {}
         """The engine's ids of open and parked requests."""
+        self._begun: dict[str, RequestStream] = {}
+        """What the engine has begun behind requests, by these, until it is asked for."""
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
         self._flushes = Inquiry[int](FlushCache)
+        self._profiles = ProfileCalls(self._send_now)
         self.cache_feed = CacheFeed(self._send_now)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
@@ -158,11 +142,7 @@ class BaseClient:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Output]:
         self._check_ready()
         self._check_loop()
-        request = self.check(request)
-        if request.id in self._streams:
-            raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
-        stream = _Stream(next(self._numbers), request, self._tokenizer, time.monotonic())
-        self._open(stream)
+        stream = self._taken(request) or self._opened(request)
         try:
             while True:
                 for output in stream.outputs.take():
@@ -175,6 +155,38 @@ class BaseClient:
                 stream.changed.clear()
         finally:
             self._close_stream(stream)
+
+    def _taken(self, request: GenerateRequest) -> RequestStream | None:
+        """The stream of this very request, if the engine has begun it already. Another one in its place is ended."""
+        begun = self._begun.pop(request.extends, None)
+        if begun is not None and begun.asked != request:
+            self._drop(begun)
+            begun = None
+        return begun
+
+    def _opened(self, asked: GenerateRequest) -> RequestStream:
+        request = self.check(asked)
+        if request.id in self._streams:
+            raise InvalidRequest(f"a request with id {request.id!r} is still running", "request_id", "invalid_value")
+        stream = RequestStream(next(self._numbers), request, self._tokenizer, time.monotonic())
+        if asked.then is not None and request.keep and request.params.n == 1:
+            stream.then = self._later(asked.then, _longest(request), stream.arrival)
+        self._open(stream)
+        return stream
+
+    def _later(self, asked: GenerateRequest, before: int, arrival: float) -> RequestStream | None:
+        """The stream of a request that may begin behind at most so many tokens, with those behind it. None: however
+        valid it may become, it must be asked for then."""
+        try:
+            request = self.check(replace(asked, prompt=(0,) * before + asked.prompt))
+        except InvalidRequest:
+            return None
+        stream = RequestStream(
+            next(self._numbers), replace(request, prompt=asked.prompt), self._tokenizer, arrival, asked
+        )
+        if asked.then is not None:
+            stream.then = self._later(asked.then, _longest(request), arrival)
+        return stream
 
     async def abort(self, request_id: str) -> None:
         self._check_loop()
@@ -191,6 +203,13 @@ class BaseClient:
         ids = [child for one in request_ids if (child := self._kept.pop(one, None)) is not None]
         if ids:
             self._send_now(Abort(ids))
+        for begun in [self._begun.pop(one) for one in request_ids if one in self._begun]:
+            self._drop(begun)
+
+    def _drop(self, begun: RequestStream) -> None:
+        """End a request that the engine has begun and nobody has asked for."""
+        self._close_stream(begun)
+        self.release([begun.request.id])
 
     async def stats(self) -> EngineStats:
         return await self._inquire(self._stats, _STATS_TIMEOUT if self._stats.last is None else _FRESH_TIMEOUT)
@@ -206,6 +225,16 @@ class BaseClient:
         if not asked.done():
             raise EngineDead(f"the engine did not answer within {_FLUSH_TIMEOUT:g} s")
         return asked.result()
+
+    async def start_profile(self, folder: str, steps: int) -> None:
+        self._check_ready()
+        self._check_loop()
+        await self._profiles.start(folder, steps)
+
+    async def stop_profile(self) -> ProfileReport:
+        self._check_ready()
+        self._check_loop()
+        return await self._profiles.stop()
 
     async def _inquire(self, inquiry: Inquiry[T], timeout: float) -> T:
         """The engine's answer, or its last one during a long step."""
@@ -240,7 +269,7 @@ class BaseClient:
                 "call it there, make a client for this loop, or use LLM, which may be called from any thread"
             )
 
-    def _open(self, stream: _Stream) -> None:
+    def _open(self, stream: RequestStream) -> None:
         request, params = stream.request, stream.request.params
         self._streams[request.id] = stream
         if params.max_tokens == 0 and params.prompt_logprobs is None and request.pooling is None:
@@ -252,34 +281,7 @@ class BaseClient:
         children = [(stream.child(i), (seed + i) % 2**64) for i in range(params.n)]
         for index, (child, _) in enumerate(children):
             self._children[child] = (stream, index)
-        # The client finds stop strings; where the engine can, it ends the sequence at the same token.
-        stops = self._stop_tokens.of(params)
-        for choice in stream.outputs.choices:
-            choice.completing = frozenset(stops or ()).difference(params.stop_token_ids, self._end_token_ids)
-        alone = replace(params, n=1, stop=(), bad_words=(), stop_token_ids=params.stop_token_ids + (stops or ()))
-        core = Request(
-            id=request.id,
-            prompt=request.prompt,
-            params=alone,
-            eos_token_ids=self._end_token_ids,
-            priority=request.priority,
-            arrival=stream.arrival if request.since is None else min(request.since, stream.arrival),
-            salt=request.salt,
-            adapter=request.adapter,
-            constraint=request.constraint,
-            predicted=request.predicted,
-            max_drafts=0 if request.pooling else request.speculation.max_tokens,
-            predicted_only=request.speculation.method == PREDICTED,
-            keep=request.keep and params.n == 1,
-            bad_words=request.bad_words,
-            pooling=request.pooling,
-            gives_blocks=request.gives_blocks,
-            remote=request.remote,
-            extends=stream.extended,
-            rivals=request.rivals or (),
-            whole=request.whole and stops is not None,
-        )
-        self._send_soon(Add(core, children))
+        self._send_soon(Add(stream.sent(self._end_token_ids, self._stop_tokens, seed, request.id), children))
 
     def _send_soon(self, add: Add) -> None:
         """Send a request with all others of this turn of the event loop, so that they enter the same step."""
@@ -297,15 +299,15 @@ class BaseClient:
         self._flush()
         self._send(command)
 
-    def _close_stream(self, stream: _Stream) -> None:
+    def _close_stream(self, stream: RequestStream) -> None:
         """End the choices that still run, after the caller has left the stream."""
         self._abort_choices(stream, stream.outputs.end("abort"))
         self._streams.pop(stream.request.id, None)
 
-    def _abort_choices(self, stream: _Stream, indices: list[int]) -> None:
+    def _abort_choices(self, stream: RequestStream, indices: list[int]) -> None:
         ids = [child for i in indices if self._children.pop(child := stream.child(i), None)]
         if ids:
-            self._send_now(Abort([*ids, stream.extended] if stream.extended else ids))
+            self._send_now(Abort([*ids, *([stream.extended] if stream.extended else ()), *stream.later()]))
 
     def _receive(self, event: Event) -> None:
         """Handle events about requests and stats. Subclasses handle the other events."""
@@ -319,6 +321,8 @@ class BaseClient:
             self._view.answer(event.view)
         elif isinstance(event, CacheFlushed):
             self._flushes.answer(event.blocks)
+        elif isinstance(event, Profiled):
+            self._profiles.receive(event)
         elif isinstance(event, (CacheContents, CacheChanged)):
             self.cache_feed.receive(event)
 
@@ -331,10 +335,16 @@ class BaseClient:
             stream, index = found
             if stream.outputs.push(index, delta):
                 self._send(Finish(delta.request_id))
+                if stream.then is not None:
+                    self._send(Abort([*stream.later()]))
             if stream.outputs.choices[index].finished:
                 del self._children[delta.request_id]
                 if stream.request.keep and stream.request.params.n == 1 and delta.error is None:
                     self._kept[stream.request.id] = delta.request_id
+            begun = stream.note(delta)
+            if begun is not None:
+                self._begun[stream.request.id] = self._streams[begun.request.id] = begun
+                self._children[begun.child(0)] = (begun, 0)
             stream.changed.set()
 
     def _refuse(self, event: Refused) -> None:
@@ -350,10 +360,13 @@ class BaseClient:
         self._children.clear()
         self._kept.clear()
         self._adds.clear()
+        for begun in self._begun.values():
+            del self._streams[begun.request.id]
+        self._begun.clear()
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        for inquiry in (self._stats, self._view, self._flushes):
+        for inquiry in (self._stats, self._view, self._flushes, self._profiles):
             inquiry.fail(error)
 
     def _end_all(self) -> None:
@@ -371,3 +384,8 @@ class BaseClient:
     def _send(self, command: Command) -> None:
         """Send a command. Never blocks; a command for an engine that has exited is dropped."""
         raise NotImplementedError
+
+
+def _longest(request: GenerateRequest) -> int:
+    """The most tokens of a request's prompt and answer."""
+    return len(request.prompt) + (request.params.max_tokens or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from headrace.errors import InvalidRequest
@@ -30,10 +31,13 @@ def read_prompts(prompts: object, encode: Callable[[str], list[int]]) -> tuple[l
     return texts, ids
 
 
-def params_per_prompt(params: object, count: int) -> list[SamplingParams]:
-    """Sampling parameters for each prompt: the same for all, or a list. Raises InvalidRequest."""
+def params_per_prompt(
+    params: object, count: int, defaults: Mapping[str, int | float] = MappingProxyType({})
+) -> list[SamplingParams]:
+    """Sampling parameters for each prompt: the same for all, or a list. With None they are the defaults, which are the
+    checkpoint's. Raises InvalidRequest."""
     if params is None:
-        return [SamplingParams()] * count
+        return [SamplingParams(**defaults)] * count  # type: ignore[arg-type]
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence) or isinstance(params, str):

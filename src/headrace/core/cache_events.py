@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headrace.core.radix import BlockKey, Namespace, RadixNode, RadixTree
+from headrace.core.tier_record import TierRecord
 
 __all__ = ["DEVICE", "CacheBatch", "CacheEvent", "CacheEvents", "CacheRun", "CacheSnapshot"]
 
@@ -24,12 +25,12 @@ class CacheEvent:
     """What happened to consecutive blocks of one prefix."""
 
     kind: str
-    """`stored`, `removed` or `cleared`. Removing a block removes all blocks behind it; `cleared` removes all blocks of
-    all prefixes."""
+    """`stored`, `removed` or `cleared`. Removing a block of the device removes all blocks behind it there; `cleared`
+    removes all of the device's. In other tiers each block is for itself."""
     hashes: list[bytes]
     tier: str = DEVICE
     parent: bytes = b""
-    """The hash before the first block; of `stored` alone."""
+    """The hash before the first block; of blocks `stored` on the device alone."""
     tokens: list[int] | None = None
     """Those of the stored blocks, if a watcher asked for tokens."""
     adapter: str = ""
@@ -49,7 +50,7 @@ class CacheBatch:
 
 @dataclass(frozen=True, slots=True)
 class CacheRun:
-    """Consecutive blocks of one prefix."""
+    """Consecutive blocks of one prefix; in another tier than the device's any blocks."""
 
     parent: bytes
     hashes: list[bytes]
@@ -72,10 +73,16 @@ class CacheEvents:
     """Records the events of a radix tree while it is watched. Called by the thread that steps."""
 
     def __init__(
-        self, tree: RadixTree, first: Callable[[str, str], bytes], following: Callable[[bytes, BlockKey], bytes]
+        self,
+        tree: RadixTree,
+        first: Callable[[str, str], bytes],
+        following: Callable[[bytes, BlockKey], bytes],
+        tiers: TierRecord | None = None,
     ) -> None:
-        """`first(adapter, salt)` is the hash of no tokens; `following(parent, tokens)` that of the next block."""
+        """`first(adapter, salt)` is the hash of no tokens; `following(parent, tokens)` that of the next block. `tiers`:
+        what is held beside the device, under the same names."""
         self._tree, self._first, self._following = tree, first, following
+        self._tiers = tiers or TierRecord()
         self._epoch = secrets.randbits(63)
         self._seq = 0
         self._names: dict[int, bytes] = {}
@@ -95,15 +102,19 @@ class CacheEvents:
             self._name_all()
         # What is still recorded is part of the snapshot: its batch would only repeat it.
         self._events.clear()
-        return CacheSnapshot(self._epoch, self._seq, [run for node in self._tree if (run := self._run(node))])
+        runs = [run for node in self._tree if (run := self._run(node))]
+        runs += [CacheRun(b"", names, tier) for tier, names in self._tiers.watch()]
+        return CacheSnapshot(self._epoch, self._seq, runs)
 
     def unwatch(self) -> None:
         self._tree.watcher = None
+        self._tiers.unwatch()
         self._names.clear()
         self._events.clear()
 
     def take(self) -> CacheBatch | None:
         """The events since the last call; None if there were none."""
+        self._events += [CacheEvent(kind, names, tier) for kind, tier, names in self._tiers.take()]
         if not self._events:
             return None
         events, self._events = self._events, []

@@ -23,6 +23,7 @@ from headrace.core.given_blocks import GivenBlocks
 from headrace.core.kv_cache import KVCache
 from headrace.core.radix import BlockKey, RadixNode
 from headrace.core.sequence import Sequence
+from headrace.core.tier_record import TierRecord
 from headrace.types import StepPlan, StepResult
 
 __all__ = ["Fetches", "Tiers"]
@@ -51,6 +52,10 @@ class Tiers:
     """The name of a block, from that of its parent and its tokens."""
     block_bytes: int
     """Bytes of one block, as the device reads and writes it."""
+    layout_id: bytes = b""
+    """Names are of blocks in this layout."""
+    record: TierRecord | None = None
+    """What `source` holds, for those who watch."""
     gives: Callable[[bytes], bool] = field(default=lambda name: False)
     """Told of each block that another engine will fetch (`Request.gives_blocks`); returns whether it needs the bytes,
     which are offered to the source then."""

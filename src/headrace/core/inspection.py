@@ -15,7 +15,7 @@ import numpy as np
 from headrace.core.kv_cache import KVCache
 from headrace.core.open_sequences import OpenSequences
 from headrace.core.radix import RadixNode, RadixTree
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Rank, Sequence
 from headrace.core.slots import Slots
 
 __all__ = ["CACHED", "FIRST", "FREE", "OTHER", "SHARED", "PrefixView", "SchedulerView", "SequenceView", "look"]
@@ -110,7 +110,7 @@ def look(
     )
 
 
-def _rank(seq: Sequence) -> tuple[float, int]:
+def _rank(seq: Sequence) -> Rank:
     return seq.rank
 
 

@@ -15,7 +15,9 @@ from headrace.core.pooling import Pool
 from headrace.core.radix import BlockKey, Namespace, RadixNode
 from headrace.types import FinishReason, Request, SamplingParams, TokenLogprobs
 
-__all__ = ["AGEING", "Ending", "Sequence", "stop_ids"]
+__all__ = ["AGEING", "Ending", "Rank", "Sequence", "stop_ids"]
+
+Rank = tuple[float, tuple[int, ...], int]
 
 AGEING = 10.0
 """Seconds of waiting that count as one level of priority. All sequences age equally, so the order of two never
@@ -52,7 +54,7 @@ class Sequence:
     end: int
     """Tokens at which max_tokens is reached."""
     stops: frozenset[int]
-    rank: tuple[float, int]
+    rank: Rank
     """Lower runs first and is preempted last."""
     namespace: Namespace
     constraints: Constraints | None
@@ -127,7 +129,7 @@ class Sequence:
             prompt_len=length,
             end=length + (params.max_tokens or 0),
             stops=stops,
-            rank=(request.arrival + AGEING * request.priority, order),
+            rank=(request.arrival + AGEING * request.priority, request.turn, order),
             namespace=Namespace(request.adapter, request.salt),
             constraints=Constraints.of(params, stops, length, vocab_size, matcher, request.eos_token_ids, banned),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Rank, Sequence
 
 __all__ = ["WaitingQueue"]
 
@@ -18,20 +18,21 @@ PATIENCE = 16
 
 
 class WaitingQueue:
-    """A queue ordered by priority with ageing, then arrival. Near the front, the longest cached prefix goes first.
+    """A queue ordered by priority with ageing, then arrival. Near the front, the longest cached prefix goes first;
+    among the requests of one program, only if they have the same turn.
 
     No sequence starves: the order of two sequences never changes, only a finite number can be before one, and the first
     one is overtaken at most PATIENCE times.
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Sequence]] = []
+        self._entries: list[tuple[Rank, Sequence]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for entry in self._entries)
+        return (seq for _, seq in self._entries)
 
     @property
     def first(self) -> Sequence | None:
@@ -39,11 +40,11 @@ class WaitingQueue:
         return next(self._ready(), None)
 
     def push(self, seq: Sequence) -> None:
-        insort(self._entries, (*seq.rank, seq))
+        insort(self._entries, (seq.rank, seq))
 
     def remove(self, seq: Sequence) -> None:
-        at = bisect_left(self._entries, seq.rank)
-        assert self._entries[at][2] is seq
+        at = bisect_left(self._entries, seq.rank, key=lambda entry: entry[0])
+        assert self._entries[at][1] is seq
         del self._entries[at]
 
     def pick(self, committed: int, cached: Callable[[Sequence], int]) -> Sequence | None:
@@ -55,10 +56,16 @@ class WaitingQueue:
         head = window[0]
         if head.passed >= PATIENCE:
             return head
-        best = max((seq for seq in window if seq.request.priority == head.request.priority), key=cached)
+        best = max((seq for seq in window if _are_equals(seq, head)), key=cached)
         if best is not head:
             head.passed += 1
         return best
 
     def _ready(self) -> Iterator[Sequence]:
-        return (seq for _, _, seq in self._entries if not seq.fetching)
+        return (seq for _, seq in self._entries if not seq.fetching)
+
+
+def _are_equals(seq: Sequence, head: Sequence) -> bool:
+    """Whether a cached prefix may let a sequence overtake the first one."""
+    (moment, turn, _), (first, its, _) = seq.rank, head.rank
+    return seq.request.priority == head.request.priority and (moment != first or turn[:1] == its[:1])

@@ -27,6 +27,8 @@ class BlockMover:
     def __init__(self, device: Device, ops: Ops) -> None:
         self._device, self._ops = device, cast(OptionalOps, ops)
         self._steps: dict[tuple[str, int], Executable] = {}
+        self._staging = np.empty((0, 0), np.uint8)
+        """What `scatter` copies from, kept: memory that is new costs more than the copy."""
 
     def block_bytes(self, run: Run) -> int:
         """Bytes of one block as the device gives them. Raises PlatformError if it cannot move blocks."""
@@ -48,11 +50,17 @@ class BlockMover:
         for start in range(0, len(loads), _MOST):
             part = loads[start : start + _MOST]
             ids = _padded([block for block, _ in part])
-            packed = np.zeros((len(ids), memoryview(part[0][1]).nbytes), np.uint8)
+            packed = self._staged(len(ids), memoryview(part[0][1]).nbytes)
             for row, (_, data) in zip(packed, part, strict=False):
                 row[:] = np.frombuffer(data, np.uint8)
             inputs = {"block_ids": self._device.put(ids), "packed": self._device.put(packed)}
             run(self._step("scatter", len(ids)), inputs)
+
+    def _staged(self, count: int, size: int) -> Bytes:
+        """uint8 [count, size], of any content."""
+        if len(self._staging) < count or self._staging.shape[1] != size:
+            self._staging = np.zeros((count, size), np.uint8)
+        return self._staging[:count]
 
     def _step(self, kind: str, count: int) -> Executable:
         found = self._steps.get((kind, count))
@@ -74,7 +82,6 @@ def _padded(ids: Sequence[int]) -> npt.NDArray[np.int32]:
     return padded
 
 
-def stored(parts: Sequence[tuple[int, Pending]]) -> Bytes | None:
-    """uint8 [K, bytes] of all parts; None without one. Blocks until they have arrived."""
-    arrays = [pending.result()[:count] for count, pending in parts]
-    return np.concatenate(arrays) if len(arrays) > 1 else next(iter(arrays), None)
+def stored(parts: Sequence[tuple[int, Pending]]) -> list[Bytes] | None:
+    """uint8 [bytes] for each block of all parts; None without a part. Blocks until they have arrived."""
+    return [row for count, pending in parts for row in pending.result()[:count]] if parts else None

@@ -14,11 +14,12 @@ from headrace.checkpoints.packed.content import Contents, checkpoint_files
 from headrace.config import Config
 from headrace.core.block_source import BlockSource
 from headrace.core.fetches import Tiers
+from headrace.core.tier_record import TierRecord
 from headrace.engine.peer_loading import check_peers, open_peers
 from headrace.engine.runner import Runner
 from headrace.engine.wire import TransferInfo
 from headrace.errors import ConfigError, PlatformError
-from headrace.platforms.interface import Device, PackedForms
+from headrace.platforms.interface import Device, NamesChip, PackedForms
 from headrace.resolution import Resolved
 from headrace.speculation.ngram import NgramDrafter
 from headrace.tiers.disk_tier import DiskTier
@@ -40,10 +41,12 @@ def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> No
             raise ConfigError(
                 f"{name} needs blocks of cached prefixes, and prefix_caching is off: leave one of them out"
             )
-        if config.parallel.tensor_parallel_size > 1:
+        parallel = config.parallel
+        split = "pipeline_parallel_size" if parallel.tensor_parallel_size == 1 else "tensor_parallel_size"
+        if parallel.world_size > 1:
             raise ConfigError(
-                f"{name}: with tensor_parallel_size {config.parallel.tensor_parallel_size} each rank holds a part of "
-                "every block, which cannot be moved yet: leave one of them out"
+                f"{name}: with {split} {getattr(parallel, split)} each rank holds a part of every block, which cannot "
+                "be moved yet: leave one of them out"
             )
         method = (config.scheduler.speculate or "").partition(":")[0]
         if config.scheduler.draft_model is not None or method == "mtp":
@@ -76,15 +79,16 @@ def open_tiers(
     block_bytes = _block_bytes(runner, platform)
     layout = layout_id(config, checkpoint, device, platform, resolved, block_bytes)
     source: BlockSource | None = None
+    record = TierRecord()
     lines = []
     if cache.disk is not None:
         folder, limit = cache.disk
-        disk = DiskTier(folder, limit, layout, block_bytes, resolved.kv_layout.block_size)
+        disk = DiskTier(folder, limit, layout, block_bytes, resolved.kv_layout.block_size, record)
         lines.append(disk.describe())
         source = disk
     if cache.kv_host_memory is not None:
         lines.append(f"KV blocks in host memory: up to {cache.kv_host_memory // block_bytes} blocks")
-        source = HostTier(cache.kv_host_memory, source)
+        source = HostTier(cache.kv_host_memory, source, record)
     gives, transfer = None, None
     if config.transfer.role is not None:
         source, transfer = open_peers(config, resolved, _digest(checkpoint), layout, block_bytes, source)
@@ -94,13 +98,13 @@ def open_tiers(
         _log.info("%s", line)
     reasons += lines
     assert source is not None
-    tiers = tiers_of(source, layout, block_bytes)
+    tiers = replace(tiers_of(source, layout, block_bytes), record=record)
     return tiers if gives is None else replace(tiers, gives=gives), transfer
 
 
 def tiers_of(source: BlockSource, layout: bytes, block_bytes: int) -> Tiers:
     """A source for the scheduler of an engine whose blocks have this layout."""
-    return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes)
+    return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes, layout)
 
 
 def _digest(checkpoint: Checkpoint) -> str:
@@ -112,7 +116,7 @@ def layout_id(
 ) -> bytes:
     """Names everything that the bytes of a block depend on, beside its tokens: the model's files, how they are
     computed, and how a block is laid out. Reads the files once; later their times identify them."""
-    forms = device.extension(PackedForms)
+    forms, named = device.extension(PackedForms), device.extension(NamesChip)
     facts = {
         "files": _digest(checkpoint),
         "decoder": repr(checkpoint.decoder_config),
@@ -123,6 +127,7 @@ def layout_id(
         "platform": platform,
         "form": "" if forms is None else forms.identity,
         "device": type(device).__name__,
+        "chip": "" if named is None else named.chip,
         "options": sorted(f"{name}={value}" for name, value in config.device.options.items()),
         "version": __version__,
     }

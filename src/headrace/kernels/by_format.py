@@ -12,7 +12,7 @@ from headrace.kernels.weight import Weight
 
 __all__ = ["WITH_WEIGHTS", "ByFormat", "undeclared"]
 
-WITH_WEIGHTS = frozenset({"linear", "logits", "embedding", "gated_linear", "moe"})
+WITH_WEIGHTS = frozenset({"linear", "logits", "embedding", "gated_linear", "moe", "own_experts"})
 """Operators that take a weight."""
 _log = logging.getLogger(__name__)
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})

@@ -198,6 +198,27 @@ class OptionalOps(Protocol):
         … of [F, D] each, `down` stacks down_0, down_1, … of [D, F] each; `kind` as in `gated_activation`.
         """
 
+    def own_experts(
+        self,
+        x: Tensor,
+        router: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        bias: Tensor | None,
+        routing: Routing,
+        kind: str,
+        first: int,
+    ) -> Tensor:
+        """float32 [T k, D]: in row t k + i what the i-th choice of token t gives, before its share, and zeros if that
+        expert is not here. The terms of `moe`, of the experts from `first` on alone, which the stacks hold."""
+
+    def mix_experts(self, outputs: Tensor, router: Tensor, bias: Tensor | None, routing: Routing, ranks: int) -> Tensor:
+        """[T, C] in router's dtype: the sums of `moe`, in its order, over outputs float32 [T k, ranks C].
+
+        Of row t k + i only the C columns of the rank that holds the i-th choice of token t are read
+        (`routing.expert_range`).
+        """
+
     def gated_delta_rule(
         self,
         qkv: Tensor,
@@ -308,3 +329,7 @@ class OptionalOps(Protocol):
 
         columns int32 [V] holds each token's column of `logits`; -1: it has none, and its logit is -inf.
         """
+
+    def named_logprobs(self, logits: Tensor, named: Tensor, top_logprobs: Tensor) -> Tensor:
+        """float32 [R, N]: the logprobs under the raw logits of the tokens named [R, N], with the bits that `sample`
+        gives the same tokens; 0 where the name is negative. `top_logprobs` [R, K >= 1] are those of `sample`."""

@@ -11,6 +11,7 @@ from headrace.lang.conversation import Conversation
 
 __all__ = [
     "Backend",
+    "Expected",
     "Generated",
     "ModelSource",
     "PlanReply",
@@ -88,7 +89,34 @@ class RunScope(Protocol):
         """The backend of one run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A generation that will probably follow, in the same message: constant text, then the next `generate`."""
+
+    text: str
+    sampling: Mapping[str, Any]
+    constraint: Mapping[str, Any] | None
+    turn: tuple[int, ...]
+
+
 class RunBackend(Backend, Protocol):
+    """In `generate` and `score`, `turn` says which request of the run goes first: the one with the lowest. `expected`
+    gives the generations that will probably follow, one behind the other."""
+
+    async def generate(
+        self,
+        conversation: Conversation,
+        sampling: Mapping[str, Any],
+        constraint: Mapping[str, Any] | None,
+        on_text: Callable[[str], None] | None,
+        turn: tuple[int, ...] = (),
+        expected: Callable[[], Sequence[Expected]] | None = None,
+    ) -> Generated: ...
+
+    async def score(
+        self, conversation: Conversation, choices: Sequence[str], alone: bool, turn: tuple[int, ...] = ()
+    ) -> Scores: ...
+
     def share(self, conversation: Conversation) -> None:
         """Several requests will go on with this state."""
 

@@ -55,6 +55,7 @@ def else_() -> Iterator[None]:
         yield
         after = _snapshots(tracer, opened.entry)
     _merge(tracer, opened.cond, opened.then, orelse, opened.entry, opened.after_then, after)
+    tracer.blocks[-1].ops[-1].at = opened.op.at
     tracer.open_if = None
 
 
@@ -211,13 +212,13 @@ class _Loop:
 
 
 @contextlib.contextmanager
-def while_(condition: Callable[[], Any], *, max: int) -> Iterator[None]:
+def while_(condition: Callable[[], Any], *, max: int | None = None) -> Iterator[None]:
     """The block runs as long as the condition, a function without arguments (`lambda: s["n"] < 3`), gives true, at
-    most `max` times."""
+    most `max` times, which must be given."""
     tracer = current_tracer()
     if not callable(condition):
         raise fault("the condition is evaluated before each pass: give it as a function, hl.while_(lambda: …, max=…)")
-    _check_max(max)
+    most = _bounded(max)
     loop = _Loop(tracer)
     with tracer.block() as cond:
         loop.enter()
@@ -231,7 +232,7 @@ def while_(condition: Callable[[], Any], *, max: int) -> Iterator[None]:
         yield
         ends = _snapshots(tracer, loop.entry)
     yields = loop.leave([cond, body], ends)
-    tracer.emit(WhileOp(init=loop.init, cond=cond.region([holds]), body=body.region(yields), max=max, outs=loop.outs))
+    tracer.emit(WhileOp(init=loop.init, cond=cond.region([holds]), body=body.region(yields), max=most, outs=loop.outs))
 
 
 @contextlib.contextmanager
@@ -260,12 +261,13 @@ def entries_of(tracer: Tracer, over: Any, most: int | None) -> tuple[Operand, st
     if not isinstance(over, Value):
         count = over if isinstance(over, int) else len(over)
         most = count if most is None else most
+    return tracer.operand(over), inner, _bounded(most)
+
+
+def _bounded(most: object) -> int:
+    """Raises ProgramError."""
     if most is None:
         raise fault("`max` is needed: the number of passes or branches must be bounded before the program runs")
-    _check_max(most)
-    return tracer.operand(over), inner, most
-
-
-def _check_max(most: object) -> None:
     if isinstance(most, bool) or not isinstance(most, int) or most < 0:
         raise fault(f"`max` takes a whole number, got {most!r:.60}")
+    return most

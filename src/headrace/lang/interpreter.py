@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 from headrace.errors import HeadraceError, ProgramError, excerpt
-from headrace.lang.backend import Backend, RunScope, TokenCounts
+from headrace.lang.backend import Backend, Expected, RunScope, TokenCounts
 from headrace.lang.choice_scores import best_choice
 from headrace.lang.conversation import Conversation
+from headrace.lang.critical_path import CriticalPath
 from headrace.lang.data_flow import DataFlow, run_flow
 from headrace.lang.evaluating import (
     Path,
@@ -28,6 +29,7 @@ from headrace.lang.evaluating import (
     within,
     written,
 )
+from headrace.lang.expected import NextGen, next_gens
 from headrace.lang.operators import MOST_NESTING, MOST_SIZE, is_deep, is_large
 from headrace.lang.plan import (
     CallOp,
@@ -55,6 +57,8 @@ __all__ = ["Interpreter", "NodeReport", "Path", "derived_seed"]
 MOST_CHOICES = 4096
 MOST_OUTPUT = 4 * MOST_SIZE
 """Characters and entries of all outputs, counted as often as they would be written."""
+_MOST_EXPECTED = 16
+"""Generations that the engine is told of beforehand."""
 _IN_LOOP = 1 << 16
 """Characters and entries. An operator that reads more runs in a thread: others run in the meantime."""
 
@@ -100,6 +104,10 @@ class Interpreter:
         self._on_text, self._on_value = on_text, on_value
         self._left = plan.limits.tokens
         self._flow = DataFlow(plan)
+        self._path = None if self._keeps is None else CriticalPath(plan, self._flow)
+        self._seen: set[int] = set()
+        self._next: dict[int, NextGen] = {}
+        """Of each generation in the regions that were seen."""
         self.usage = TokenCounts()
         self.nodes: list[NodeReport] = []
 
@@ -126,6 +134,9 @@ class Interpreter:
     async def _region(self, region: Region, scope: Scope, args: list[Any], path: Path) -> list[Any]:
         scope.values.update(zip(region.args, args, strict=True))
         flow = self._flow.of(region)
+        if self._keeps is not None and id(region) not in self._seen:
+            self._seen.add(id(region))
+            self._next.update(next_gens(region))
         if flow is None:
             for op in region.ops:
                 await self._placed(op, scope, path)
@@ -220,9 +231,7 @@ class Interpreter:
 
     async def _gen(self, op: GenOp, scope: Scope, path: Path) -> None:
         state = scope[op.state.id]
-        sampling = dict(op.sampling)
-        if sampling.get("seed") is None and self._seed is not None:
-            sampling["seed"] = derived_seed(self._seed, op.out, path)
+        sampling = self._sampling(op, path)
         wanted = sampling["max_tokens"]
         sampling["max_tokens"] = granted = self._reserve(wanted)
         on_text = self._on_text
@@ -231,7 +240,12 @@ class Interpreter:
             if on_text is not None:
                 on_text(op.name, path, piece)
 
-        made = await self._backend.generate(state, sampling, op.constraint, None if on_text is None else pass_on)
+        tell = None if on_text is None else pass_on
+        if self._keeps is None:
+            made = await self._backend.generate(state, sampling, op.constraint, tell)
+        else:
+            expected = partial(self._expected, op, scope, path)
+            made = await self._keeps.generate(state, sampling, op.constraint, tell, self._turn(op, path), expected)
         if self._left is not None:
             self._left += granted - min(granted, made.usage.completion_tokens)
         self.usage.add(made.usage)
@@ -240,6 +254,30 @@ class Interpreter:
         scope.values[op.out_state] = state.add(made.text).knowing(made.known)
         scope.values[op.out] = value
         self._tell(op.name, path, value)
+
+    def _sampling(self, op: GenOp, path: Path) -> dict[str, Any]:
+        sampling = dict(op.sampling)
+        if sampling.get("seed") is None and self._seed is not None:
+            sampling["seed"] = derived_seed(self._seed, op.out, path)
+        return sampling
+
+    def _expected(self, op: GenOp, scope: Scope, path: Path) -> list[Expected]:
+        """The generations that will follow, as far as their texts are known now."""
+        found: list[Expected] = []
+        # What a budget leaves for them depends on this one's length.
+        while self._left is None and len(found) < _MOST_EXPECTED and (following := self._next.get(id(op))) is not None:
+            op = following.op
+            parts = [part for one in following.texts for part in one.parts]
+            try:
+                text = "".join(written(scope.read(part)) for part in parts)
+            except (KeyError, ProgramError):
+                break
+            found.append(Expected(text, self._sampling(op, path), op.constraint, self._turn(op, path)))
+        return found
+
+    def _turn(self, op: GenOp | SelectOp, path: Path) -> tuple[int, ...]:
+        """For the engine: what has most of the plan behind it goes first; then, what shares a prefix stays together."""
+        return () if self._path is None else (-self._path.left(op, path), op.out, *path)
 
     def _reserve(self, wanted: int) -> int:
         """Take tokens from the budget. Raises ProgramError if there are none left."""
@@ -258,7 +296,11 @@ class Interpreter:
             raise ProgramError(f"the choices are no list of texts: {excerpt(choices)}")
         if len(choices) > MOST_CHOICES:
             raise ProgramError(f"takes at most {MOST_CHOICES} choices, got {len(choices)}")
-        found = await self._backend.score(state, choices, op.method == "unconditional")
+        alone = op.method == "unconditional"
+        if self._keeps is None:
+            found = await self._backend.score(state, choices, alone)
+        else:
+            found = await self._keeps.score(state, choices, alone, self._turn(op, path))
         self.usage.add(found.usage)
         best, scores = best_choice(op.method, found.here, found.alone)
         named = dict(zip(choices, scores, strict=True))

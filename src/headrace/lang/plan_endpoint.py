@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -26,6 +26,18 @@ _OF_PROGRAMS = (None, "invalid_plan")
 """Codes of the errors that an interpreter raises as ProgramErrors."""
 _LONGEST = 3600
 """Seconds that a run may take: the plan has its own limit."""
+
+
+class _Host(NamedTuple):
+    """What the program's own process does for a run: its functions, and who hears of events."""
+
+    tools: Tools
+    on_text: OnText | None
+    on_value: OnValue | None
+
+    @property
+    def listens(self) -> bool:
+        return self.on_text is not None or self.on_value is not None
 
 
 class PlanBackend(HttpBackend):
@@ -77,8 +89,12 @@ class PlanBackend(HttpBackend):
     ) -> PlanReply | None:
         """The result; None if the server takes no plans. Cancelling closes the connection, which ends the run. Raises
         ProgramError and the model's errors."""
+        host = _Host(tools, on_text, on_value)
+        body = self.named({"inputs": inputs, "timeout": _LONGEST})
+        body |= {} if seed is None else {"seed": seed}
+        body |= {"stream": True} if host.listens or tool_names(plan) else {}
         try:
-            reply = await self._sent(plan, inputs, tools, seed, on_text, on_value)
+            reply = await self._sent(plan, body, host)
         except HeadraceError:
             if self.runs_plans is None and not await self.find_plans():
                 return None
@@ -86,42 +102,29 @@ class PlanBackend(HttpBackend):
         self.runs_plans = True
         return reply
 
-    async def _sent(
-        self,
-        plan: Plan,
-        inputs: Mapping[str, Any],
-        tools: Mapping[str, Callable[..., Any]],
-        seed: int | None,
-        on_text: OnText | None,
-        on_value: OnValue | None,
-    ) -> PlanReply:
-        called = tool_names(plan)
-        for name in sorted(called - tools.keys()):
-            raise ProgramError(f"no function {name!r} was given; there are: {', '.join(sorted(tools)) or 'none'}")
-        body = self.named({"inputs": inputs, "timeout": _LONGEST})
-        body |= {} if seed is None else {"seed": seed}
-        body |= {"stream": True} if called or on_text or on_value else {}
+    async def _sent(self, plan: Plan, body: Mapping[str, Any], host: _Host) -> PlanReply:
+        for name in sorted(tool_names(plan) - host.tools.keys()):
+            known = ", ".join(sorted(host.tools)) or "none"
+            raise ProgramError(f"no function {name!r} was given; there are: {known}")
         try:
             kept = await self._kept(plan)
             if kept is not None:
                 try:
-                    return await self._answer({**body, "plan_id": kept}, tools, on_text, on_value)
+                    return await self._answer({**body, "plan_id": kept}, host)
                 except InvalidRequest as error:
                     if error.code != "plan_not_found":
                         raise
-            return await self._answer({**body, "plan": msgspec.to_builtins(plan)}, tools, on_text, on_value)
+            return await self._answer({**body, "plan": msgspec.to_builtins(plan)}, host)
         except InvalidRequest as error:
             if error.code in _OF_PROGRAMS:
                 raise ProgramError(str(error)) from None
             raise
 
-    async def _answer(
-        self, body: Mapping[str, Any], tools: Tools, on_text: OnText | None, on_value: OnValue | None
-    ) -> PlanReply:
+    async def _answer(self, body: Mapping[str, Any], host: _Host) -> PlanReply:
         with self.reading():
             async with self.sending("POST", _PATH, dict(body)) as response:
                 if "stream" in body:
-                    return await _Stream(self, tools, on_text, on_value).read(response)
+                    return await _Stream(self, host).read(response)
                 return _reply(json.loads(await response.aread()))
 
     async def _kept(self, plan: Plan) -> str | None:
@@ -144,14 +147,8 @@ class PlanBackend(HttpBackend):
 class _Stream:
     """The events of one run, and its calls of functions, which run meanwhile."""
 
-    def __init__(
-        self,
-        backend: PlanBackend,
-        tools: Mapping[str, Callable[..., Any]],
-        on_text: OnText | None,
-        on_value: OnValue | None,
-    ) -> None:
-        self._backend, self._tools, self._on_text, self._on_value = backend, tools, on_text, on_value
+    def __init__(self, backend: PlanBackend, host: _Host) -> None:
+        self._backend, self._host = backend, host
         self._program = ""
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -171,10 +168,10 @@ class _Stream:
         kind = one["type"]
         if kind == "program.created":
             self._program = one["id"]
-        elif kind == "text.delta" and self._on_text is not None:
-            self._on_text(one["name"], tuple(one["path"]), one["text"])
-        elif kind == "value.done" and self._on_value is not None:
-            self._on_value(one["name"], tuple(one["path"]), one.get("value"))
+        elif kind == "text.delta" and self._host.on_text is not None:
+            self._host.on_text(one["name"], tuple(one["path"]), one["text"])
+        elif kind == "value.done" and self._host.on_value is not None:
+            self._host.on_value(one["name"], tuple(one["path"]), one.get("value"))
         elif kind == "tool.call":
             task = asyncio.ensure_future(self._call(one["call_id"], one["name"], one.get("arguments") or {}))
             self._calls.add(task)
@@ -188,7 +185,7 @@ class _Stream:
     async def _call(self, call_id: str, name: str, args: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"call_id": call_id}
         try:
-            answer["output"] = await call_tool(self._tools, name, args)
+            answer["output"] = await call_tool(self._host.tools, name, args)
         except HeadraceError as error:
             answer["error"] = str(error)
         async with self._backend.sending("POST", f"{_PATH}/{self._program}/tool_outputs", answer):

@@ -91,14 +91,23 @@ class Program(Runnable):
 
     def compile(self, **static: Any) -> Plan:
         """The plan. `static` are the parameters that are annotated as `Static`. Raises ProgramError."""
+        for name in self.bind_some(static):
+            if not self._is_static(name):
+                message = f"`{name}` is an input of each run: only parameters that are `hl.Static` are compiled in"
+                raise ProgramError(f"program {self.name!r}: {message}")
         return self.compiled(static).plan
+
+    def bind_some(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Check that arguments are those of parameters. Raises ProgramError."""
+        names = [one.name for one in self._parameters]
+        if unknown := [name for name in given if name not in names]:
+            inputs = ", ".join(names) or "none"
+            raise ProgramError(f"program {self.name!r}: it has no input {unknown[0]!r}; its inputs: {inputs}")
+        return given
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Arguments by the names of the parameters. Raises ProgramError."""
-        names = [one.name for one in self._parameters]
-        if unknown := [name for name in kwargs if name not in names]:
-            inputs = ", ".join(names) or "none"
-            raise ProgramError(f"program {self.name!r}: it has no input {unknown[0]!r}; its inputs: {inputs}")
+        self.bind_some(kwargs)
         try:
             found = inspect.Signature(self._parameters).bind(*args, **kwargs).arguments
         except TypeError as error:

@@ -29,18 +29,11 @@ class RunMeter:
 
     async def add(self, operands: Iterable[Any]) -> int:
         """Count an operation before it runs, and return its size. Raises ProgramError if the run has read too much."""
-        size, waiting = 0, [*operands]
+        size, waiting = 0, [one for one in operands if isinstance(one, (str, list, dict))]
         while waiting and size < _COUNTED:
-            one = waiting.pop()
-            if isinstance(one, (str, list, dict)):
-                size += len(one)
-                await self._pass(len(one))
-            if isinstance(one, (list, dict)):
-                waiting += [
-                    entry
-                    for entry in (one.values() if isinstance(one, dict) else one)
-                    if isinstance(entry, (str, list, dict))
-                ]
+            read = _read(waiting, _SLICE - self._slice)
+            size += read
+            await self._pass(read)
         await self._pass(0, _OPERATION)
         return size
 
@@ -52,3 +45,19 @@ class RunMeter:
         if self._slice >= _SLICE:
             self._slice = 0
             await asyncio.sleep(0)
+
+
+def _read(waiting: list[Any], enough: int) -> int:
+    """Take values from the stack until they have `enough` characters and entries, and return how many they have. What
+    lists and objects hold goes onto the stack."""
+    size = 0
+    while waiting and size < enough:
+        one = waiting.pop()
+        size += len(one)
+        if not isinstance(one, str):
+            waiting += [
+                entry
+                for entry in (one.values() if isinstance(one, dict) else one)
+                if isinstance(entry, (str, list, dict))
+            ]
+    return size

@@ -18,7 +18,7 @@ from headrace.models.moe import Experts, MoE, SharedExpert, expert_stacks
 from headrace.models.sharding import WHOLE, Shard, head_columns
 from headrace.quant.column_split import take_columns
 from headrace.quant.finite_values import check_vector
-from headrace.quant.weights import same_values, stack, take_rows
+from headrace.quant.weights import dense, same_values, stack, take_rows
 
 __all__ = ["DRAFT_PREFIXES", "Assembly", "Finish", "Source"]
 
@@ -78,7 +78,7 @@ class Assembly:
         """
         config, names = self.config, self.names
         embedding, head = self.tables()
-        layers = [self.layer(index) for index in range(len(config.layers))]
+        layers = [self.layer(index) for index in range(*self.shard.layers(config))]
         norm = self._norm(names.norm, config.hidden)
         factors = None
         if "rope_freqs.weight" in self.source.names:
@@ -88,18 +88,23 @@ class Assembly:
         return DecoderWeights(embedding, layers, norm, head, factors, vocabulary[0] if vocabulary else None)
 
     def tables(self) -> tuple[Weight, Weight]:
-        """(embedding, head): the same object if they are tied, unless the checkpoint holds a different head.
+        """(embedding, head): the same object if they are tied, unless the checkpoint holds a different head. A stage
+        has no rows of one that it does not need.
 
         Some trainers untie the two but leave the setting as it was.
         """
-        config, names = self.config, self.names
-        embedding, head = self._table(names.embedding), None
-        if not config.tied or any(name.startswith(f"{names.head}.") for name in self.source.names):
-            head = self._table(names.head)
-        if head is None or (config.tied and same_values(head, embedding)):
+        config, names, shard = self.config, self.names, self.shard
+        nothing = dense(torch.empty(0, config.hidden), "no rows")
+        apart = not config.tied or any(name.startswith(f"{names.head}.") for name in self.source.names)
+        if not (shard.embeds or shard.samples):
+            return nothing, nothing
+        embedding = self._table(names.embedding) if config.tied or shard.embeds else nothing
+        head = self._table(names.head) if apart and (config.tied or shard.samples) else nothing
+        if not apart or (config.tied and same_values(head, embedding)):
             both = self._finish(embedding, "logits", "embedding")
-            return both, both
-        return self._finish(embedding, "embedding"), self._finish(head, "logits")
+            return both if shard.embeds else nothing, both if shard.samples else nothing
+        embedding = self._finish(embedding, "embedding") if shard.embeds else nothing
+        return embedding, self._finish(head, "logits") if shard.samples else nothing
 
     def layer(self, index: int) -> LayerWeights:
         """One layer. Raises as `run`."""
@@ -120,13 +125,14 @@ class Assembly:
         v = _rows(matrix(names.v, kv_rows, config.hidden, config.qkv_bias), kv_rows_kept)
         output = matrix(names.output, config.hidden, q_rows, config.output_bias)
         router, gate_up, down = self._mlp(index)
+        reader = "linear" if router is None else "own_experts" if self.shard.expert_parallel else "moe"
         return LayerWeights(
             input_norm=self._norm(names.input_norm.format(i=index), config.hidden),
             qkv=self._finish(stack([q, k, v], f"layer {index} qkv"), "linear"),
             output=self._finish(self._columns(output, q_rows_kept), "linear"),
             mlp_norm=self._norm(names.mlp_norm.format(i=index), config.hidden),
-            gate_up=self._finish(gate_up, "linear" if router is None else "moe"),
-            down=self._finish(down, "linear" if router is None else "moe"),
+            gate_up=self._finish(gate_up, reader),
+            down=self._finish(down, reader),
             q_norm=norm(names.q_norm, config.qk_norm, config.head_dim),
             k_norm=norm(names.k_norm, config.qk_norm, config.head_dim),
             attention_post_norm=norm(names.attention_post_norm, config.sandwich_norm, config.hidden),
@@ -151,17 +157,19 @@ class Assembly:
             experts = (names.expert_gate, names.expert_up, names.expert_down)
             return router, *expert_stacks(self._expert_parts(index), config.moe, config.hidden, experts, index)
         own = (names.gate, names.up, names.down)
-        return None, *self._gated(index, own, config.intermediate, "", bias=config.mlp_bias)
+        return None, *self._gated(index, own, config.intermediate, self.shard, "", bias=config.mlp_bias)
 
-    def _gated(self, index: int, own: tuple[str, str, str], width: int, what: str, bias: bool) -> tuple[Weight, Weight]:
-        """(gate and up, down) of one gated MLP with `width` inner columns."""
+    def _gated(
+        self, index: int, own: tuple[str, str, str], width: int, shard: Shard, what: str, bias: bool
+    ) -> tuple[Weight, Weight]:
+        """(gate and up, down) of one gated MLP with `width` inner columns: the shard's part."""
         hidden = self.config.hidden
         wide, narrow = (width, hidden), (hidden, width)
         gate, up, down = (
             self.source.matrix(name.format(i=index), *shape, bias=bias)
             for name, shape in zip(own, (wide, wide, narrow), strict=True)
         )
-        inner = self.shard.inner(down)
+        inner = shard.inner(down)
         return stack([_rows(gate, inner), _rows(up, inner)], f"layer {index} gate and up{what}"), self._columns(
             down, inner
         )
@@ -169,7 +177,8 @@ class Assembly:
     def _shared(self, index: int, moe: MoE) -> SharedExpert:
         names = self.names
         own = (names.shared_gate, names.shared_up, names.shared_down)
-        gate_up, down = self._gated(index, own, moe.shared, " of the shared expert", bias=False)
+        shard = WHOLE if self.shard.expert_parallel else self.shard
+        gate_up, down = self._gated(index, own, moe.shared, shard, " of the shared expert", bias=False)
         if not moe.shared_gated:
             return SharedExpert(self._finish(gate_up, "linear"), self._finish(down, "linear"))
         share = self.source.matrix(names.shared_share.format(i=index), 1, self.config.hidden, bias=False)
@@ -177,10 +186,13 @@ class Assembly:
         return SharedExpert(self._finish(gate_up, "moe"), self._finish(down, "moe"), self._finish(share, "linear"))
 
     def _expert_parts(self, index: int) -> Experts:
-        """`Source.experts`, reduced to this rank's inner columns."""
+        """`Source.experts`, reduced to this rank's experts, or to its inner columns of each."""
         read, moe = self.source.experts, self.config.moe
         if self.shard.size == 1 or moe is None:
             return read
+        if self.shard.expert_parallel:
+            held = slice(*self.shard.experts(self.config))
+            return lambda name, count, rows, columns: read(name, count, rows, columns)[held]
         name = self.names.expert_down.format(i=index, e="{e}")
         downs = read(name, moe.experts, self.config.hidden, moe.intermediate)
         inner = self.shard.inner(downs[0])
@@ -231,6 +243,10 @@ class Assembly:
         layer, count = self.names.input_norm.partition("{i}")[0], len(self.config.layers)
         drafting = tuple(f"{layer}{index}." for index in range(count, count + self.config.draft_layers))
         drafting += DRAFT_PREFIXES
+        if self.shard.stages > 1:
+            begin, end = self.shard.layers(self.config)
+            drafting += tuple(f"{layer}{index}." for index in range(count) if not begin <= index < end)
+            drafting += (f"{self.names.embedding}.", f"{self.names.head}.")
         rest = [name for name in self.source.names if name not in used and not any(p.fullmatch(name) for p in known)]
         rest = [name for name in rest if not name.startswith(drafting)]
         if rest:

@@ -119,7 +119,12 @@ class DecoderConfig:
     @property
     def operator_needs(self) -> tuple[frozenset[str], ...]:
         """The optional operators that each layer requires. (A fused one that can be composed is no need.)"""
-        return tuple(frozenset({"moe"} if self.moe and not layer.dense else set()) for layer in self.layers)
+        moe = self.moe
+        if moe is None:
+            return (frozenset(),) * len(self.layers)
+        needs = {"moe"} if moe.ranks == 1 else {"own_experts", "mix_experts"}
+        needs |= {"moe"} if moe.shared_gated else set()
+        return tuple(frozenset(set() if layer.dense else needs) for layer in self.layers)
 
 
 def check_decoder(config: DecoderConfig) -> None:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from headrace.errors import PlatformError
 from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.models.features import FINAL, Tap
-from headrace.models.moe import SHARED_ROUTING, SharedExpert
+from headrace.models.moe import SHARED_ROUTING, MoE, SharedExpert
 from headrace.models.rope import cos_sin_table
-from headrace.models.sharding import Collectives
+from headrace.models.sharding import ONE_STAGE, Collectives, ExchangesBlocks, StageLinks
 
 __all__ = ["Beside", "Decoder", "DecoderWeights", "LayerWeights"]
 
@@ -49,7 +50,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder, or one rank's part of them."""
+    """All weights of a decoder, or one rank's part of them. A stage has no rows of a table that it does not need."""
 
     embedding: Weight
     layers: Sequence[LayerWeights]
@@ -82,16 +83,20 @@ class Decoder:
         max_model_len: int,
         group: Collectives | None = None,
         place: Callable[[Tensor], Any] | None = None,
+        links: StageLinks = ONE_STAGE,
     ) -> None:
         """Compute the rotary tables for `max_model_len` positions.
 
         `place` puts them into the memory that the operators read; by default, onto the device of the weights. `group`:
-        the collective operations of the ranks that share the weights, None for one rank. `config` has this rank's heads
-        (`sharding.local_config`).
+        the collective operations of the ranks that share the weights, None for one rank. `links`: the neighbours of a
+        stage. `config` has this rank's heads and layers (`sharding.local_config`).
         """
         self.config = config
-        self._group = group
-        if config.tied and weights.head is not weights.embedding:
+        self._group, self._links = group, links
+        if config.moe is not None and config.moe.ranks > 1 and not isinstance(group, ExchangesBlocks):
+            raise PlatformError(f"{config.family}: ranks hold complete experts, but their group has no all_to_all")
+        whole = weights.embedding.shape[0] and weights.head.shape[0]
+        if config.tied and whole and weights.head is not weights.embedding:
             _log.warning(
                 "%s: the settings tie the output matrix to the embedding, but the checkpoint holds one that differs: "
                 "the checkpoint's own is used",
@@ -110,9 +115,21 @@ class Decoder:
 
     def hidden(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """The hidden states of the T tokens [T, hidden], after the final norm. Writes keys and values as `forward`."""
-        residual = self._embed(self._ops.resolve_tokens(batch, history))
+        return self._run_tokens(self._ops.resolve_tokens(batch, history), batch, kv)[0]
+
+    def pass_on(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
+        """Replaces `forward` for a stage that is not the last: writes keys and values, and sends the residual stream of
+        the T tokens to the next stage. Returns the ids of the tokens, int32 [T]."""
+        ids = self._ops.resolve_tokens(batch, history)
+        assert self._links.after is not None
+        self._links.after.send_rows(self._run_tokens(ids, batch, kv)[1])
+        return ids
+
+    def _run_tokens(self, ids: Tensor, batch: Batch, kv: Any) -> tuple[Tensor, Tensor]:
+        before = self._links.before
+        residual = self._embed(ids) if before is None else before.receive_rows(ids, self.config.hidden)
         x = self._ops.rms_norm(residual, self.weights.layers[0].input_norm, self.config.norm_eps)
-        return self.run_layers(x, residual, batch, kv)[0]
+        return self.run_layers(x, residual, batch, kv)
 
     def run_layers(
         self, x: Tensor, residual: Tensor, batch: Batch, kv: Any, beside: Beside | None = None
@@ -180,11 +197,23 @@ class Decoder:
         if layer.router is not None and moe is not None:
             scores = ops.linear(x, layer.router)
             kind = self.config.activation
+            if moe.ranks > 1:
+                chosen = self._distributed(x, scores, layer, moe)
+                return chosen if layer.shared is None else self._add_shared(chosen, x, layer, layer.shared)
             experts = optional.moe
             chosen = experts(x, scores, layer.gate_up, layer.down, layer.router_bias, moe.routing, kind)
             return self._sum(chosen if layer.shared is None else self._add_shared(chosen, x, layer, layer.shared))
         hidden = optional.gated_linear(x, layer.gate_up, self.config.activation)
         return self._sum(ops.linear(hidden, layer.down))
+
+    def _distributed(self, x: Tensor, scores: Tensor, layer: LayerWeights, moe: MoE) -> Tensor:
+        """The mixture of experts that the ranks hold, with the sums of one rank (see `sharding`)."""
+        optional, group, kind = cast(OptionalOps, self._ops), cast(ExchangesBlocks, self._group), self.config.activation
+        bias, routing = layer.router_bias, moe.routing
+        own = optional.own_experts(x, scores, layer.gate_up, layer.down, bias, routing, kind, moe.first)
+        mixed = optional.mix_experts(group.all_to_all(own, 1), scores, bias, routing, moe.ranks)
+        chosen: Tensor = group.all_gather(mixed, 1)
+        return chosen
 
     def _add_shared(self, chosen: Tensor, x: Tensor, layer: LayerWeights, shared: SharedExpert) -> Tensor:
         ops, optional, kind = self._ops, cast(OptionalOps, self._ops), self.config.activation

@@ -29,6 +29,10 @@ class MoE:
     """The shared expert's output is multiplied by the sigmoid of its gate (Qwen2-MoE); if not, by 1 (DeepSeek)."""
     biased: bool = False
     """The choice of experts uses a correction bias per expert."""
+    ranks: int = 1
+    """Ranks that hold some of the experts each, complete; 1: every rank holds a part of each."""
+    first: int = 0
+    """The first expert that this rank holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,10 @@ SHARED_ROUTING = Routing(1, "sigmoid", renormalize=False)
 def expert_stacks(
     read: Experts, moe: MoE, hidden: int, names: tuple[str, str, str], index: int
 ) -> tuple[Weight, Weight]:
-    """(gate and up, down) of one layer as `ops.Ops.moe` requires; `names` are those of gate, up and down."""
+    """(gate and up, down) of one layer as `ops.OptionalOps.moe` requires, of the experts that `read` gives.
+
+    `names` are those of gate, up and down.
+    """
     gate, up, down = (name.format(i=index, e="{e}") for name in names)
     gates = read(gate, moe.experts, moe.intermediate, hidden)
     ups = read(up, moe.experts, moe.intermediate, hidden)

@@ -1,4 +1,5 @@
-"""Splits a decoder over ranks (tensor parallelism; Megatron-LM, arXiv:1909.08053).
+"""Splits a decoder over ranks: every layer (tensor parallelism; Megatron-LM, arXiv:1909.08053), and the sequence of
+layers into stages (pipeline parallelism; GPipe, arXiv:1811.06965).
 
 QKV and gate/up are column-parallel, output and down are row-parallel, embedding and head are split by vocabulary.
 Every rank holds complete query heads with the KV heads they read, a range of the MLP's inner columns, and a range of
@@ -7,7 +8,15 @@ the vocabulary. A rank's row-parallel product is one term of a sum; `Collectives
 A family whose layers hold more than dense MLPs uses the same functions: `Shard.inner` or `Shard.split` give a rank's
 range, `take_columns` and `Weight.take` split a matrix, and the decoder's all-reduce adds the terms. Experts are split
 by their inner columns (`Assembly._expert_parts`), so that every rank has the same work independently of the router's
-choice. Complete experts per rank would be `shard.split(experts, "experts")`.
+choice.
+
+With `expert_parallel`, each rank holds complete experts instead (GShard, arXiv:2006.16668). Every rank has every token
+already, so none is sent to its experts. What they give returns by `ExchangesBlocks.all_to_all`: each rank gets a block
+of the model's columns of every (token, expert) pair, adds those of a token in the order of the choice, and the blocks
+are gathered. So the sums are those of one rank, to the bit, and a pair crosses once.
+
+A stage is a run of layers. The first one embeds the tokens; each passes the residual stream to the next; the last one
+norms it and has the head. Each layer is computed as in a model of one stage, so stages change no bit.
 """
 
 from __future__ import annotations
@@ -15,14 +24,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError
+from headrace.kernels.moe.routing import expert_range
 from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.quant.column_split import column_unit
 
-__all__ = ["WHOLE", "Collectives", "Shard", "head_columns", "local_config"]
+__all__ = [
+    "ONE_STAGE",
+    "WHOLE",
+    "Collectives",
+    "ExchangesBlocks",
+    "RowPipe",
+    "Shard",
+    "StageLinks",
+    "head_columns",
+    "local_config",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +58,79 @@ class Collectives(Protocol):
     def all_gather(self, x: Any, dim: int) -> Any: ...
 
 
+@runtime_checkable
+class ExchangesBlocks(Collectives, Protocol):
+    """Collectives with the one that complete experts per rank need; see `platforms.interface.ExchangesBlocks`."""
+
+    def all_to_all(self, x: Any, dim: int) -> Any: ...
+
+
+class RowPipe(Protocol):
+    """What two stages call to pass rows on, as `platforms.interface.PassesRows` describes it."""
+
+    def send_rows(self, x: Any) -> None: ...
+
+    def receive_rows(self, like: Any, width: int) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageLinks:
+    """A stage's connections to its neighbours; None at the ends."""
+
+    before: RowPipe | None = None
+    after: RowPipe | None = None
+
+
+ONE_STAGE = StageLinks()
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """This rank's part of every layer."""
+    """This rank's part of the model: a part of every layer of its stage."""
 
     rank: int = 0
+    """Among the ranks that share the layers."""
     size: int = 1
+    expert_parallel: bool = False
+    """Ranks hold complete experts, and every rank complete shared experts."""
+    stage: int = 0
+    stages: int = 1
+
+    @staticmethod
+    def of(number: int, size: int, stages: int, expert_parallel: bool = False) -> Shard:
+        """The part of one of size * stages ranks: the ranks of a stage stand one behind the other."""
+        return Shard(number % size, size, expert_parallel, number // size, stages)
+
+    @property
+    def number(self) -> int:
+        """The rank among all of the model."""
+        return self.stage * self.size + self.rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of all ranks of the model."""
+        return self.size * self.stages
+
+    @property
+    def embeds(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def samples(self) -> bool:
+        """Whether the stage is the last one."""
+        return self.stage == self.stages - 1
+
+    def layers(self, config: DecoderConfig) -> tuple[int, int]:
+        """This stage's [begin, end) of the layers; earlier stages have one more if they don't divide, because the last
+        one has the head. Raises ConfigError if there are fewer layers than stages."""
+        count = len(config.layers)
+        if count < self.stages:
+            raise ConfigError(
+                f"pipeline_parallel_size {self.stages}: {config.family}'s {count} layers cannot be split over so many "
+                f"stages: choose at most {count}"
+            )
+        begin, end = (-(-count * at // self.stages) for at in (self.stage, self.stage + 1))
+        return begin, end
 
     def split(self, count: int, what: str, unit: int = 1) -> tuple[int, int]:
         """This rank's [begin, end) of `count` items: complete units, as evenly as possible.
@@ -85,6 +172,25 @@ class Shard:
         at = self.rank * kv // self.size
         return at, at + 1
 
+    def experts(self, config: DecoderConfig) -> tuple[int, int]:
+        """This rank's [begin, end) of the experts, if ranks hold complete ones. Raises ConfigError if that is
+        impossible."""
+        asked = f"expert_parallel with tensor_parallel_size {self.size}"
+        if config.moe is None:
+            raise ConfigError(f"{asked}: {config.family} has no experts: leave expert_parallel out")
+        if self.size == 1:
+            raise ConfigError(f"{asked}: experts are distributed over ranks: raise tensor_parallel_size")
+        if config.moe.experts < self.size:
+            raise ConfigError(
+                f"{asked}: {config.family} has {config.moe.experts} experts: choose at most as many ranks"
+            )
+        if config.hidden % self.size:
+            raise ConfigError(
+                f"{asked}: {config.family}'s {config.hidden} hidden columns do not divide among {self.size} ranks: "
+                "choose another number"
+            )
+        return expert_range(config.moe.experts, self.rank, self.size)
+
     def inner(self, down: Weight) -> tuple[int, int]:
         """This rank's [begin, end) of an MLP's inner columns: columns of `down`, rows of gate and up.
 
@@ -110,12 +216,20 @@ WHOLE = Shard()
 
 
 def local_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """The configuration of one rank's decoder, with fewer heads. Raises ConfigError if the model cannot be split so."""
+    """The configuration of one rank's decoder: its stage's layers, fewer heads, some experts. Raises ConfigError if
+    that cannot be."""
+    if shard.stages > 1:
+        begin, end = shard.layers(config)
+        config = replace(config, layers=config.layers[begin:end])
+    moe = config.moe
+    if shard.expert_parallel:
+        first, _ = shard.experts(config)
+        moe = None if moe is None else replace(moe, ranks=shard.size, first=first)
     if shard.size == 1:
         return config
     q, kv = shard.q_heads(config), shard.kv_heads(config)
     shard.split(config.intermediate, "inner columns of the MLP")
-    return replace(config, num_q_heads=q[1] - q[0], num_kv_heads=kv[1] - kv[0])
+    return replace(config, moe=moe, num_q_heads=q[1] - q[0], num_kv_heads=kv[1] - kv[0])
 
 
 def head_columns(heads: tuple[int, int], head_dim: int) -> tuple[int, int]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.kernels.weight import Weight
 
 __all__ = [
+    "ALL_TO_ALL",
     "CONTRACT",
     "KV",
     "PERSISTENT",
@@ -38,11 +39,14 @@ __all__ = [
     "ChecksDrafting",
     "Communicator",
     "Device",
+    "ExchangesBlocks",
     "Executable",
+    "NamesChip",
     "OpProfile",
     "OpReasons",
     "PackedForms",
     "PacksWeights",
+    "PassesRows",
     "Pending",
     "Platform",
     "Profiled",
@@ -55,6 +59,8 @@ __all__ = [
     "own_extension",
 ]
 
+ALL_TO_ALL = "all_to_all"
+"""A device has it among its `collectives` if its communicators are `ExchangesBlocks`."""
 T = TypeVar("T")
 Tensor = Any
 """A device array, of any type that the device's operators accept. The engine passes it on and never reads it."""
@@ -104,6 +110,18 @@ class Communicator(Protocol):
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor: ...
 
     def broadcast(self, x: Tensor, root: int) -> Tensor: ...
+
+
+@runtime_checkable
+class ExchangesBlocks(Protocol):
+    """A `Communicator` with one more collective, whose device has `ALL_TO_ALL` among its `collectives`: for models
+    whose ranks hold complete experts. It must work while a step is compiled, as all_reduce does."""
+
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        """Along `dim`, block j of the result is this rank's block of rank j's x, in blocks of one size, in rank order.
+
+        Raises PlatformError if the dimension is not divisible.
+        """
 
 
 @runtime_checkable
@@ -191,11 +209,33 @@ class PackedForms(Protocol):
 
 
 @runtime_checkable
+class NamesChip(Protocol):
+    """A device of several kinds, whose arithmetic need not be the same to the bit."""
+
+    @property
+    def chip(self) -> str:
+        """The kind. Cached blocks of others are not taken for its own."""
+
+
+@runtime_checkable
 class BusySeconds(Protocol):
     """A device that measures its working time; for other devices the engine estimates it."""
 
     def busy_seconds(self) -> float:
         """Seconds in which the device has worked since it was opened."""
+
+
+@runtime_checkable
+class PassesRows(Protocol):
+    """A `Communicator` of two ranks whose first passes rows of floats to its second, for stages of layers
+    (`Capabilities.passes_rows`). Both are called inside a step, recorded with its other operators, in the same order on
+    either side. Neither returns before the other rank has come that far."""
+
+    def send_rows(self, x: Tensor) -> None:
+        """Send float32 [T, width]. Only the first rank calls it."""
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """float32 [T, width] that the first rank sends; `like` [T] has as many rows. Only the second rank calls it."""
 
 
 @runtime_checkable

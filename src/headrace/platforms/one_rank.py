@@ -19,5 +19,8 @@ class OneRank:
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         return x
 
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         return x

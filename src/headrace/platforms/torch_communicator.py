@@ -20,7 +20,7 @@ import torch.distributed
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Tensor
 
-__all__ = ["TorchCommunicator", "World"]
+__all__ = ["TorchCommunicator", "World", "blocks"]
 
 T = TypeVar("T")
 Store = Any
@@ -61,6 +61,13 @@ class TorchCommunicator:
         self._wait("reduce_scatter", lambda: self._backend._reduce_scatter_base(out, source.view(-1)))
         return out.view(source.shape[1:])
 
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        """See `interface.ExchangesBlocks`."""
+        source = torch.stack(blocks(x, dim, self._size))
+        out = torch.empty_like(source).view(-1)
+        self._wait("all_to_all", lambda: self._backend.alltoall_base(out, source.view(-1), [], []))
+        return torch.cat(out.view(source.shape).unbind(0), dim)
+
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         """x of the group's `root`-th rank."""
         out = x.clone(memory_format=torch.contiguous_format)
@@ -68,6 +75,14 @@ class TorchCommunicator:
         options.rootRank, options.rootTensor = root, 0
         self._wait("broadcast", lambda: self._backend.broadcast([out], options))
         return out
+
+    def send_rows(self, x: Tensor) -> None:
+        """See `interface.PassesRows`."""
+        self.broadcast(x, 0)
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """See `interface.PassesRows`."""
+        return self.broadcast(torch.empty(len(like), width, device=like.device), 0)
 
     def meet(self) -> None:
         """Wait until every rank of the group has connected: a rank that ends earlier would abort another's
@@ -82,6 +97,13 @@ class TorchCommunicator:
                 f"{name}: rank {self._rank} of {self._size}: {error} (the timeout for a lost rank is "
                 f"{self._timeout:.0f} s)"
             ) from error
+
+
+def blocks(x: Tensor, dim: int, size: int) -> tuple[Tensor, ...]:
+    """One block of `all_to_all` per rank. Raises PlatformError if the dimension is not divisible."""
+    if x.shape[dim] % size:
+        raise PlatformError(f"all_to_all: dimension {dim} of {x.shape[dim]} does not divide among {size} ranks")
+    return tuple(x.tensor_split(size, dim))
 
 
 class World:

@@ -15,7 +15,7 @@ from headrace.client.api import EngineClient, GenerateRequest, Output, PromptSco
 from headrace.client.batch import SequenceLimiter
 from headrace.client.stops import special_stops
 from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
-from headrace.lang.backend import Generated, Scores, TokenCounts
+from headrace.lang.backend import Expected, Generated, Scores, TokenCounts
 from headrace.lang.conversation import Conversation
 from headrace.programs.choice_requests import ChoiceRequest, choice_requests, choice_rows
 from headrace.programs.rendering import Rendered
@@ -114,6 +114,8 @@ class EngineRun:
         self._backend = backend
         self._open: set[str] = set()
         self._parked: set[str] = set()
+        self._told: dict[str, GenerateRequest] = {}
+        """What the engine was told to go on with, by the requests before."""
         self._closed = False
         self._since = time.monotonic()
         """All requests of a run queue as if they had come with it: a program that has begun goes before later ones."""
@@ -124,12 +126,21 @@ class EngineRun:
         sampling: Mapping[str, Any],
         constraint: Mapping[str, Any] | None,
         on_text: Callable[[str], None] | None,
+        turn: tuple[int, ...] = (),
+        expected: Callable[[], Sequence[Expected]] | None = None,
     ) -> Generated:
-        form = None if constraint is None else StructuredOutputs.of(constraint)
-        params = self._with_special_stops(SamplingParams(**sampling, structured_outputs=form))
+        params = self._params(sampling, constraint)
         path = await self._prompt(conversation)
-        extends = self._extendable(path)
-        request = self._request(path.ids, params, keep=True, extends=extends, whole=on_text is None)
+        extends, whole = self._extendable(path), on_text is None
+        request = self._request(path.ids, params, turn, keep=True, extends=extends, whole=whole)
+        told = self._told.pop(extends, None)
+        if told is not None:
+            # The engine may have begun it.
+            request = replace(request, id=told.id, then=told.then)
+        elif expected is not None and (following := expected()):
+            request = replace(request, then=self._behind(following, conversation.is_chat, whole))
+        if request.then is not None:
+            self._told[request.id] = request.then
         self._open.add(request.id)
         made, ids, stop = Generated("", None), list[int](), None
         for output in await self._outputs(request, on_text):
@@ -147,7 +158,23 @@ class EngineRun:
         self._release([request.extends])
         return made
 
-    async def score(self, conversation: Conversation, choices: Sequence[str], alone: bool) -> Scores:
+    def _behind(self, expected: Sequence[Expected], chat: bool, whole: bool) -> GenerateRequest | None:
+        """The generations that will follow, as requests that each go on with the one before."""
+        then: GenerateRequest | None = None
+        for one in reversed(expected):
+            ids = self._backend.encoder.encoded(one.text, chat) if one.text else ()
+            params = self._params(one.sampling, one.constraint)
+            then = self._request(ids, params, one.turn, keep=True, whole=whole, then=then)
+        return then
+
+    def _params(self, sampling: Mapping[str, Any], constraint: Mapping[str, Any] | None) -> SamplingParams:
+        form = None if constraint is None else StructuredOutputs.of(constraint)
+        defaults = self._backend.client.info.sampling_defaults
+        return self._with_special_stops(SamplingParams(**{**defaults, **sampling}, structured_outputs=form))
+
+    async def score(
+        self, conversation: Conversation, choices: Sequence[str], alone: bool, turn: tuple[int, ...] = ()
+    ) -> Scores:
         prefix = await self._prompt(conversation)
         ids = [self._backend.encoder.encoded(choice) for choice in choices]
         for choice, one in zip(choices, ids, strict=True):
@@ -157,8 +184,8 @@ class EngineRun:
             requests = [ChoiceRequest(one, 0) for one in dict.fromkeys(ids)]
         else:
             requests = choice_requests(ids, self._backend.client.info.rivals)
-        made = self._scorings(prefix, requests)
-        bare = [self._scoring((), ChoiceRequest(one, 0)) for one in ids if alone]
+        made = self._scorings(prefix, requests, turn)
+        bare = [self._scoring((), ChoiceRequest(one, 0), turn) for one in ids if alone]
         usage = TokenCounts(encoded_tokens=prefix.encoded + sum(map(len, ids)))
         scores = await asyncio.gather(*(self._scores(one, usage) for one in [*made, *bare]))
         self._release([one.extends for one in made])
@@ -193,20 +220,24 @@ class EngineRun:
     def _extendable(self, path: TokenPath) -> str:
         return path.open if path.open in self._open - self._parked else ""
 
-    def _scorings(self, prefix: TokenPath, requests: Sequence[ChoiceRequest]) -> list[GenerateRequest]:
+    def _scorings(
+        self, prefix: TokenPath, requests: Sequence[ChoiceRequest], turn: tuple[int, ...]
+    ) -> list[GenerateRequest]:
         """The requests of a `select`. If one is enough, it goes on in the open sequence; several share the prefix."""
         if len(requests) > 1:
             if prefix.open in self._open:
                 self._park(prefix.open)
-            return [self._scoring(prefix.ids, one) for one in requests]
-        only = self._scoring(prefix.ids, requests[0], keep=True, extends=self._extendable(prefix))
+            return [self._scoring(prefix.ids, one, turn) for one in requests]
+        only = self._scoring(prefix.ids, requests[0], turn, keep=True, extends=self._extendable(prefix))
         self._open.add(only.id)
         return [only]
 
-    def _scoring(self, prefix: Sequence[int], wanted: ChoiceRequest, **more: Any) -> GenerateRequest:
+    def _scoring(
+        self, prefix: Sequence[int], wanted: ChoiceRequest, turn: tuple[int, ...], **more: Any
+    ) -> GenerateRequest:
         start = len(prefix) + wanted.start
         params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
-        return self._request([*prefix, *wanted.ids], params, rivals=wanted.rivals, **more)
+        return self._request([*prefix, *wanted.ids], params, turn, rivals=wanted.rivals, **more)
 
     async def _scores(self, request: GenerateRequest, usage: TokenCounts) -> PromptScores:
         found: PromptScores | None = None
@@ -217,7 +248,9 @@ class EngineRun:
         assert found is not None
         return found
 
-    def _request(self, ids: Sequence[int], params: SamplingParams, **more: Any) -> GenerateRequest:
+    def _request(
+        self, ids: Sequence[int], params: SamplingParams, turn: tuple[int, ...], **more: Any
+    ) -> GenerateRequest:
         backend = self._backend
         return GenerateRequest(
             backend.new_id(),
@@ -226,6 +259,7 @@ class EngineRun:
             priority=backend.priority,
             salt=backend.salt,
             since=self._since,
+            turn=turn,
             **more,
         )
 
@@ -256,6 +290,8 @@ class EngineRun:
 
     def _release(self, names: Sequence[str]) -> None:
         known = [name for name in names if name in self._open]
+        for name in known:
+            self._told.pop(name, None)
         if known:
             self._open.difference_update(known)
             self._parked.difference_update(known)

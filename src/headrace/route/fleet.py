@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from headrace.route.load_book import Ticket
-from headrace.route.policy import Candidate, Placement, place, split
+from headrace.route.policy import Candidate, Placement, Splitting, place, split
 from headrace.route.prefix_index import Held, PrefixIndex
 from headrace.route.prompt_client import PromptClient
 from headrace.route.replica import Replica
@@ -59,8 +59,9 @@ class Choice:
 class Fleet:
     """Thread: the event loop's."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[Replica], splitting: Splitting = "auto") -> None:
         self.replicas = list(replicas)
+        self._splitting = splitting
         self.index = PrefixIndex()
         self.texts = TextPrefixes()
         self.readers: dict[str, PromptClient] = {}
@@ -103,10 +104,10 @@ class Fleet:
         replica = ready[placement.name]
         if query.texts:
             self.texts.sent(replica.name, query.texts)
-        if query.splits and replica.role in ("decode", "both"):
+        if query.splits and self._splitting != "never" and replica.role in ("decode", "both"):
             decode = next(one for one in candidates if one.name == placement.name)
             givers = {name: one for name, one in ready.items() if _gives(one, replica)}
-            first = split(decode, self._candidates(query, givers), query.tokens, query.answer)
+            first = split(decode, self._candidates(query, givers), query.tokens, query.answer, self._splitting)
             if first is not None:
                 giver = self._open(ready[first.name], first, query)
                 return Choice(replica, placement, self._ticket(replica, 1), giver)
@@ -135,8 +136,10 @@ class Fleet:
 
 
 def _gives(one: Replica, to: Replica) -> bool:
-    """It computes prompts for others, whose blocks mean the same to them."""
+    """It computes prompts for others, which can fetch its blocks, and to which they mean the same."""
     if one is to or one.role != "prefill" or one.facts is None or to.facts is None:
+        return False
+    if one.kv_address is None or one.connector != to.connector or time.monotonic() < one.rests_until:
         return False
     return (one.facts.layout, one.facts.block_size) == (to.facts.layout, to.facts.block_size)
 

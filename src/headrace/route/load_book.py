@@ -5,6 +5,8 @@ Otherwise all requests between two reports would go to the same engine.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from headrace.route.policy import Rates
@@ -15,6 +17,8 @@ _SHARE = 0.1
 """Weight of a new measurement."""
 _LEAST_TOKENS = 64
 """Prompt tokens from which a request tells something about the engine's rate."""
+_KEPT = 256
+"""First tokens that are remembered."""
 _RANGE = (0.001, 50.0)
 """Milliseconds per prompt token that are believed."""
 
@@ -32,20 +36,41 @@ class LoadBook:
         """Requests from this router that have not ended."""
         self.elsewhere = 0
         """Sequences of others, from the engine's reports."""
+        self.reported_waiting = 0
+        """Sequences without a slot, from the engine's reports."""
         self.last_used = 0
+        self.first_tokens: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        """Of streams: when the first token came, in monotonic seconds, and the seconds that it took."""
+        self._waiting: dict[Ticket, float] = {}
 
     @property
     def running(self) -> int:
         return self.own_running + self.elsewhere
 
-    def reported(self, sequences: int) -> None:
-        """The engine says how many sequences it has, running and waiting."""
+    @property
+    def waiting(self) -> int:
+        """Requests from this router that have no token yet."""
+        return len(self._waiting)
+
+    @property
+    def waiting_since(self) -> Collection[float]:
+        """When each of these was sent, in monotonic seconds."""
+        return self._waiting.values()
+
+    def reported(self, sequences: int, waiting: int = 0) -> None:
+        """The engine says how many sequences it has, running and waiting, and how many of them wait."""
+        self.reported_waiting = waiting
         self.elsewhere = max(0, sequences - self.tickets)
 
     def open(self, new: int, now: float, number: int) -> Ticket:
         """A request with so many tokens to compute has been sent, in monotonic seconds."""
         self.last_used = number
-        return Ticket(self, new, now)
+        ticket = Ticket(self, new, now)
+        self._waiting[ticket] = now
+        return ticket
+
+    def stopped_waiting(self, ticket: Ticket) -> None:
+        self._waiting.pop(ticket, None)
 
     def measure(self, tokens: int, seconds: float) -> None:
         """So many prompt tokens, its own and those before it, took so long to the first token."""
@@ -79,11 +104,19 @@ class Ticket:
         self._state = "running"
         self._book.queued -= self._new
         self._book.own_running += 1
+        self._book.stopped_waiting(self)
         if now is not None:
+            self._book.first_tokens.append((now, now - self._sent))
             self._book.measure(self._ahead + self._new, now - self._sent)
+
+    def told(self, seconds: float) -> None:
+        """The engine says after how many seconds its first token came, of an answer that is not streamed."""
+        self._book.measure(self._ahead + self._new, seconds)
+        self.first_token()
 
     def close(self) -> None:
         """The request has ended. Further calls have no effect."""
+        self._book.stopped_waiting(self)
         if self._state == "queued":
             self._book.queued -= self._new
         elif self._state == "running":

@@ -12,15 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from headrace.route.prefix_index import Held
 
-__all__ = ["Candidate", "Placement", "Rates", "cached_tokens", "cost", "least_loaded", "place", "round_robin", "split"]
+__all__ = [
+    "Candidate",
+    "Placement",
+    "Rates",
+    "Splitting",
+    "cached_tokens",
+    "cost",
+    "least_loaded",
+    "place",
+    "round_robin",
+    "split",
+]
+
+Splitting = Literal["auto", "always", "never"]
+"""Whether one engine computes a prompt and another answers: where it pays, for every long prompt, or never."""
 
 _LEAST_SPLIT = 256
 """Tokens to compute from which another engine may compute them."""
 _MARGIN = 0.9
+_LOOKED_FOR = 1.05
+"""What a cached token costs at most, compared with one that is not."""
 _NEAR = 1.02
 """Costs within this factor count as equal."""
 
@@ -74,7 +90,9 @@ def cost(engine: Candidate, tokens: int, answer: int) -> float:
     rates, held, size = engine.rates, engine.held, engine.block_size
     new = max(1, tokens - held.blocks * size)
     compute = new * rates.prefill
-    fetch = size * (held.host * rates.host + held.disk * rates.disk)
+    # What would take longer to bring than to compute is computed.
+    most = _LOOKED_FOR * rates.prefill
+    fetch = size * (held.host * min(rates.host, most) + held.disk * min(rates.disk, most))
     wait = engine.queued * rates.prefill
     over = engine.running - engine.slots + 1
     if over > 0:
@@ -101,17 +119,20 @@ def place(engines: Iterable[Candidate], tokens: int, answer: int = 128) -> Place
     return Placement(chosen.name, price, cached_tokens(chosen, tokens))
 
 
-def split(decode: Candidate, prefills: Iterable[Candidate], tokens: int, answer: int = 128) -> Placement | None:
-    """The engine that should compute the prompt for `decode`, which then fetches its blocks; None if `decode` does as
-    well by itself. Short prompts never pay, and a split must win by a tenth."""
+def split(
+    decode: Candidate, prefills: Iterable[Candidate], tokens: int, answer: int = 128, splitting: Splitting = "auto"
+) -> Placement | None:
+    """The engine that should compute the prompt for `decode`, which fetches its blocks meanwhile; None if `decode` does
+    as well by itself. Short prompts never pay, and a split must win by a tenth, unless it is done always."""
     size = decode.block_size
     moved = tokens - decode.held.blocks * size
     found = place(prefills, tokens, 1)
-    if found is None or moved < _LEAST_SPLIT:
+    if found is None or moved < _LEAST_SPLIT or splitting == "never":
         return None
     arrived = decode._replace(held=Held(tokens // size))
-    together = found.cost + moved * decode.rates.transfer + cost(arrived, tokens, answer)
-    return found if together < _MARGIN * cost(decode, tokens, answer) else None
+    # Blocks are fetched while later ones are computed.
+    together = max(found.cost, moved * decode.rates.transfer) + cost(arrived, tokens, answer)
+    return found if splitting == "always" or together < _MARGIN * cost(decode, tokens, answer) else None
 
 
 # For comparison: how routers without knowledge of the caches place requests.

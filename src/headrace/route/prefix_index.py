@@ -1,23 +1,26 @@
 """Which engine holds which blocks: one map over all engines, fed by their events, searched by chains of hashes.
 
-An engine's part is a tree, since it holds no block without the blocks before it. So the number of blocks that it holds
-of a chain is found by bisection. What was missed is never guessed: after a gap in the numbers, or from another process
-of the engine, nothing counts until its contents have come again.
+What an engine's device holds is a tree, since there is no block without the blocks before it. So the number of blocks
+that it holds of a chain is found by bisection. Other tiers are sets: their blocks count as far as they follow, without
+a gap, what the device holds. What was missed is never guessed: after a gap in the numbers, or from another process of
+the engine, nothing counts until its contents have come again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = ["DEVICE", "TIERS", "Held", "PrefixIndex"]
 
 TIERS = ("device", "host", "disk")
-DEVICE = 0
+DEVICE = TIERS[0]
+_BIT = {"host": 1, "disk": 2}
 Name = bytes
 """The chain hash of a block."""
+_NOBODY: frozenset[str] = frozenset()
 
 
 class Held(NamedTuple):
@@ -41,16 +44,18 @@ class _Part:
     seq: int = 0
     parents: dict[Name, Name] = field(default_factory=dict)
     children: dict[Name, set[Name]] = field(default_factory=dict)
-    elsewhere: int = 0
-    """Blocks in other tiers than the device's."""
+    beside: dict[Name, int] = field(default_factory=dict)
+    """The other tiers that hold a block, as bits."""
 
 
 class PrefixIndex:
     """Thread: the event loop's. Engines are named by any text."""
 
     def __init__(self) -> None:
-        self._holders: dict[Name, dict[str, int]] = {}
-        """Block → (engine → tier)."""
+        self._holders: dict[Name, set[str]] = {}
+        """Block → the engines on whose devices it is."""
+        self._beside: dict[Name, set[str]] = {}
+        """Block → the engines that have it in another tier."""
         self._parts: dict[str, _Part] = {}
 
     # What engines report
@@ -72,30 +77,32 @@ class PrefixIndex:
         part.seq = seq
         return True
 
-    def store(self, engine: str, parent: Name, names: Sequence[Name], tier: str = "device") -> None:
-        """Blocks of an engine that follow each other. Those that it held already are in this tier from now on."""
+    def store(self, engine: str, parent: Name, names: Sequence[Name], tier: str = DEVICE) -> None:
+        """Blocks of an engine: on the device they follow each other, and `parent`."""
         self._store(engine, self._parts[engine], parent, names, tier)
 
-    def remove(self, engine: str, names: Iterable[Name], tier: str = "device") -> None:
-        """Blocks that an engine no longer holds in this tier, and all blocks behind them."""
-        part, level = self._parts[engine], TIERS.index(tier)
+    def remove(self, engine: str, names: Iterable[Name], tier: str = DEVICE) -> None:
+        """Blocks that an engine no longer holds in this tier; on the device, all blocks behind them too."""
+        part = self._parts[engine]
         for name in names:
-            if self._holders.get(name, {}).get(engine) == level:
+            if tier != DEVICE:
+                self._take_out(engine, part, name, _BIT[tier])
+            elif name in part.parents:
                 self._drop(engine, part, name)
 
     def clear(self, engine: str) -> None:
-        """All blocks of an engine are gone; its next changes are expected as before."""
+        """All blocks of an engine's device are gone; its next changes are expected as before."""
         part = self._parts[engine]
         for name in part.parents:
-            self._unhold(engine, name)
+            _leave(self._holders, name, engine)
         part.parents.clear()
         part.children.clear()
-        part.elsewhere = 0
 
     def forget(self, engine: str) -> None:
         if engine in self._parts:
             self.clear(engine)
-            del self._parts[engine]
+            for name in self._parts.pop(engine).beside:
+                _leave(self._beside, name, engine)
 
     # Questions
 
@@ -103,45 +110,63 @@ class PrefixIndex:
         return engine in self._parts
 
     def size(self, engine: str) -> int:
-        """Blocks that an engine holds."""
+        """Blocks that an engine holds, in whatever tier."""
         part = self._parts.get(engine)
-        return 0 if part is None else len(part.parents)
+        if part is None:
+            return 0
+        return len(part.parents.keys() | part.beside.keys()) if part.beside else len(part.parents)
 
-    def blocks(self, engine: str) -> Mapping[Name, str]:
-        """The tier of every block of an engine."""
-        part = self._parts.get(engine)
-        return {} if part is None else {name: TIERS[self._holders[name][engine]] for name in part.parents}
+    def blocks(self, engine: str) -> dict[Name, set[str]]:
+        """The tiers of every block of an engine."""
+        part = self._parts.get(engine) or _Part()
+        found = {name: {DEVICE} for name in part.parents}
+        for name, bits in part.beside.items():
+            found.setdefault(name, set()).update(tier for tier, bit in _BIT.items() if bits & bit)
+        return found
 
     def held(self, chain: Sequence[Name]) -> dict[str, Held]:
-        """The engines that hold the first block of a chain or more, with how much of it."""
+        """The engines that hold the first block of a chain or more, with how much of it. Each block counts for its
+        fastest tier."""
         if not chain:
             return {}
-        return {engine: self._depth(engine, chain) for engine in self._holders.get(chain[0], ())}
+        engines = self._holders.get(chain[0], _NOBODY) | self._beside.get(chain[0], _NOBODY)
+        return {engine: self._depth(engine, chain) for engine in engines}
 
     def _depth(self, engine: str, chain: Sequence[Name]) -> Held:
-        holders = self._holders
-        last = len(chain) - 1
-        if engine in holders.get(chain[last], ()):
-            count = last + 1
-        else:
-            count = bisect_left(range(last), True, key=lambda at: engine not in holders.get(chain[at], ()))
-        if not self._parts[engine].elsewhere:
-            return Held(count)
-        tiers = [holders[name][engine] for name in chain[:count]]
-        return Held(tiers.count(0), tiers.count(1), tiers.count(2))
+        holders, last = self._holders, len(chain) - 1
+        if engine in holders.get(chain[last], _NOBODY):
+            return Held(last + 1)
+        count = bisect_left(range(last), True, key=lambda at: engine not in holders.get(chain[at], _NOBODY))
+        beside, host, disk = self._parts[engine].beside, 0, 0
+        if beside:
+            for name in chain[count:]:
+                bits = beside.get(name, 0)
+                if not bits:
+                    break
+                host, disk = (host + 1, disk) if bits & _BIT["host"] else (host, disk + 1)
+        return Held(count, host, disk)
 
     # Parts
 
     def _store(self, engine: str, part: _Part, parent: Name, names: Sequence[Name], tier: str) -> None:
-        level = TIERS.index(tier)
+        if tier != DEVICE:
+            for name in names:
+                part.beside[name] = part.beside.get(name, 0) | _BIT[tier]
+                self._beside.setdefault(name, set()).add(engine)
+            return
         for name in names:
-            holders = self._holders.setdefault(name, {})
-            part.elsewhere += (level != DEVICE) - (holders.get(engine, DEVICE) != DEVICE)
-            holders[engine] = level
+            self._holders.setdefault(name, set()).add(engine)
             if name not in part.parents:
                 part.parents[name] = parent
                 part.children.setdefault(parent, set()).add(name)
             parent = name
+
+    def _take_out(self, engine: str, part: _Part, name: Name, bit: int) -> None:
+        bits = part.beside.get(name, 0) & ~bit
+        if bits:
+            part.beside[name] = bits
+        elif part.beside.pop(name, 0):
+            _leave(self._beside, name, engine)
 
     def _drop(self, engine: str, part: _Part, name: Name) -> None:
         siblings = part.children[part.parents[name]]
@@ -152,11 +177,10 @@ class PrefixIndex:
         for one in below:
             below.extend(part.children.pop(one, ()))
             del part.parents[one]
-            part.elsewhere -= self._unhold(engine, one) != DEVICE
+            _leave(self._holders, one, engine)
 
-    def _unhold(self, engine: str, name: Name) -> int:
-        holders = self._holders[name]
-        level = holders.pop(engine)
-        if not holders:
-            del self._holders[name]
-        return level
+
+def _leave(holders: dict[Name, set[str]], name: Name, engine: str) -> None:
+    holders[name].discard(engine)
+    if not holders[name]:
+        del holders[name]

@@ -1,8 +1,10 @@
-"""Passes one request to an engine and its answer back, and tries once more elsewhere as long as no token was shown."""
+"""Passes one request to an engine and its answer back, and tries once more elsewhere: as long as no token was shown,
+and of an answer that is the same everywhere, from where it stopped."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +15,17 @@ from starlette.types import Message, Send
 from headrace.route.fleet import Choice, Fleet, Query
 from headrace.route.replica import Replica
 from headrace.route.router_metrics import RouterMetrics
-from headrace.route.split_bodies import decode_body, prefill_body
+from headrace.route.split_ask import SplitAsk, whole
+from headrace.route.split_bodies import SPLIT_PATHS
+from headrace.route.stream_replay import Continuation, Differs, EngineFailed, ShownStream
 from headrace.route.upstream import Answer, UpstreamLost
-from headrace.server.exchange import CACHED_TOKENS
+from headrace.server.exchange import CACHED_TOKENS, FIRST_TOKEN
 from headrace.server.http_errors import HttpError
-from headrace.server.stream_form import LINES, MESSAGES, OPENAI, RESPONSES, StreamForm
+from headrace.server.stream_form import DONE, LINES, MESSAGES, OPENAI, RESPONSES, StreamForm
 
 __all__ = ["Call", "Relay"]
+
+_log = logging.getLogger(__name__)
 
 _AGAIN = frozenset({502, 503, 504, 529})
 """Answers of an engine that cannot serve now: another may."""
@@ -30,8 +36,6 @@ _HOP = frozenset(
 )
 _NOT_PASSED = _HOP | {b"host", b"content-length", b"expect"}
 _TRIES = 2
-_PREFILL_LEAST, _PREFILL_TIMES = 2.0, 5.0
-"""Seconds for which another engine may compute a prompt: at least, and in addition times the estimate."""
 REPLICA = b"x-headrace-replica"
 
 
@@ -46,6 +50,8 @@ class Call:
     body: bytes
     stream: bool
     """The client asked for a stream."""
+    one_answer: bool = False
+    """It is greedy or has a seed: every engine of the model gives the same answer."""
 
     @property
     def form(self) -> StreamForm:
@@ -73,6 +79,9 @@ class Relay:
         """The head of an answer was sent."""
         self._shown = False
         """A piece of an answer was sent that cannot be taken back."""
+        kept = call.stream and call.one_answer and call.path in SPLIT_PATHS
+        self._kept = ShownStream() if kept else None
+        """What was shown, if another engine could go on with it."""
         self.pieces = 0
         """Tokens of the answer, for the limits of keys: of a stream the events, otherwise as its usage says."""
 
@@ -103,16 +112,27 @@ class Relay:
 
     async def _try(self, choice: Choice) -> None:
         """Raises _Unserved if another engine may be tried."""
-        replica = choice.replica
-        body = self._call.body
-        if choice.prefill is not None:
-            body = await self._prefill(choice.prefill) or body
-        if self._call.stream is False:
+        call = self._call
+        split = (
+            None if choice.prefill is None else SplitAsk(choice, self._headers, call.target, call.body, self._metrics)
+        )
+        try:
+            await self._answered(choice, split)
+        finally:
+            if split is not None:
+                await split.close()
+
+    async def _answered(self, choice: Choice, split: SplitAsk | None) -> None:
+        replica, call = choice.replica, self._call
+        if call.stream is False:
             # Its first token is not seen: it is taken to come when it is expected.
             loop = asyncio.get_running_loop()
             loop.call_later(choice.ticket.expected, choice.ticket.first_token)
         try:
-            answer = await replica.origin.ask(self._call.method, self._call.target, self._headers(replica), body)
+            if split is not None:
+                answer = await split.answer()
+            else:
+                answer = await replica.origin.ask(call.method, call.target, self._headers(replica), call.body)
         except UpstreamLost as lost:
             replica.failed(str(lost))
             raise _Unserved(str(lost)) from None
@@ -121,30 +141,9 @@ class Relay:
         except UpstreamLost as lost:
             if not self._shown:
                 raise _Unserved(str(lost)) from None
-            await self._break_off(replica, str(lost))
+            await self._go_on(choice, lost)
         finally:
             answer.close()
-
-    async def _prefill(self, choice: Choice) -> bytes | None:
-        """Have the prompt computed; the request for the engine that goes on with its blocks. None: that one computes
-        everything itself, because this one was late or failed."""
-        replica, call = choice.replica, self._call
-        timeout = _PREFILL_LEAST + _PREFILL_TIMES * choice.ticket.expected
-        self._metrics.splits.inc()
-        try:
-            asked = replica.origin.ask(call.method, call.target, self._headers(replica), prefill_body(call.body))
-            answer = await asyncio.wait_for(asked, timeout)
-            try:
-                body = await asyncio.wait_for(_whole(answer), timeout)
-            finally:
-                answer.close()
-        except (UpstreamLost, asyncio.TimeoutError) as error:
-            replica.failed(str(error) or f"a prompt was not computed within {timeout:.1f} s")
-            self._metrics.unserved(replica)
-            return None
-        finally:
-            choice.ticket.close()
-        return None if answer.status != 200 else decode_body(call.body, body)
 
     def _headers(self, replica: Replica) -> list[tuple[bytes, bytes]]:
         key = replica.api_key
@@ -157,11 +156,14 @@ class Relay:
         kind = answer.header(b"content-type") or b""
         streams = kind.startswith((b"text/event-stream", b"application/x-ndjson"))
         if answer.status in _AGAIN:
-            body = await _whole(answer)
+            body = await whole(answer)
             raise _Unserved(f"status {answer.status}", (answer, body))
         cached = answer.header(CACHED_TOKENS)
         if cached is not None and cached.isdigit():
             self._metrics.cached.inc(int(cached))
+        first = answer.header(FIRST_TOKEN)
+        if not streams and first is not None and first.replace(b".", b"", 1).isdigit():
+            choice.ticket.told(float(first) / 1000)
         if streams:
             await self._stream(choice, answer)
         else:
@@ -197,10 +199,49 @@ class Relay:
                 if not self._started:
                     await self._start(choice.replica, answer)
                 self._shown = True
-            self.pieces += piece.count(b"\ndata: {") + piece.startswith(b"data: {")
-            await self._send(_body(piece))
+            await self._show(piece if self._kept is None else self._kept.take(piece))
+        if self._kept is not None:
+            await self._show(self._kept.rest())
         self._shown = True
         await self._send(_body(b"", more=False))
+
+    async def _show(self, events: bytes) -> None:
+        if events:
+            self.pieces += events.count(b"\ndata: {") + events.startswith(b"data: {")
+            await self._send(_body(events))
+
+    async def _go_on(self, choice: Choice, lost: UpstreamLost) -> None:
+        """The engine was lost after tokens were shown: another one goes on where it stopped, or the stream ends with an
+        error."""
+        self._metrics.unserved(choice.replica)
+        choice.close()
+        try:
+            if self._kept is not None and await self._continue(choice.replica, self._kept.continuation()):
+                return
+        except (UpstreamLost, Differs) as error:
+            _log.info("a stream of replica %d does not go on elsewhere: %s", choice.replica.number, error)
+        await self._break_off(choice.replica, lost)
+
+    async def _continue(self, lost: Replica, rest: Continuation) -> bool:
+        """False if there is no engine that certainly gives the same answer. Raises UpstreamLost and Differs."""
+        choice = self._fleet.choose(self._query, [one for one in self._fleet.replicas if not one.like(lost)])
+        if choice is None:
+            return False
+        try:
+            self._metrics.continued.inc()
+            call, replica = self._call, choice.replica
+            answer = await replica.origin.ask(call.method, call.target, self._headers(replica), call.body)
+            try:
+                while answer.status == 200 and (piece := await answer.read()):
+                    choice.ticket.first_token(time.monotonic())
+                    await self._show(rest.feed(piece))
+            finally:
+                answer.close()
+            if answer.status == 200:
+                await self._send(_body(b"", more=False))
+            return answer.status == 200
+        finally:
+            choice.close()
 
     async def _start(self, replica: Replica, answer: Answer) -> None:
         if self._started:
@@ -242,10 +283,12 @@ class Relay:
             message = f"the request got no answer from {who}: {last}; nothing of it was answered, so try again"
         return HttpError(503, message, kind="server_error", code="no_engine", headers={"retry-after": "2"})
 
-    async def _break_off(self, replica: Replica, why: str) -> None:
-        """The engine was lost after tokens were shown: a second answer could not be joined to the first."""
+    async def _break_off(self, replica: Replica, why: UpstreamLost) -> None:
+        """The engine was lost after tokens were shown, and no second answer can be joined to the first."""
         self._metrics.broken.inc()
-        self._metrics.unserved(replica)
+        if isinstance(why, EngineFailed):
+            await self._send(_body(why.error.removesuffix(DONE) + DONE, more=False))
+            return
         error = HttpError(
             502,
             f"replica {replica.number} was lost while it answered: {why}; what was sent is not complete",
@@ -291,10 +334,3 @@ def _generated(body: bytes) -> int:
 def _is_error(piece: bytes) -> bool:
     """The first event of a stream is an error."""
     return piece.startswith((b'data: {"error"', b"event: error", b'{"error"'))
-
-
-async def _whole(answer: Answer) -> bytes:
-    pieces = []
-    while piece := await answer.read():
-        pieces.append(piece)
-    return b"".join(pieces)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from dataclasses import dataclass
 
 from headrace.route.load_book import LoadBook
@@ -47,6 +49,12 @@ class Replica:
         """Its entry in the list of models."""
         self.role: str | None = None
         """`prefill`, `decode` or `both`, if it exchanges blocks with others."""
+        self.connector: str | None = None
+        """What moves its blocks."""
+        self.kv_address: str | None = None
+        """Where others fetch its blocks."""
+        self.rests_until = 0.0
+        """Monotonic seconds; until then it computes no prompts for others, because one was late."""
         self.load = LoadBook()
         self.state = "new"
         self.why = "it has not answered yet"
@@ -54,6 +62,10 @@ class Replica:
         self.held_back = False
         """An operator wants no new requests there."""
         self.ejections = 0
+        self.silent_since: float | None = None
+        """Since when no check was answered, in monotonic seconds, if the last one was not."""
+        self.readied = asyncio.Event()
+        """Set once it can get requests, for the first time."""
         self._failures = self._successes = 0
 
     @property
@@ -64,9 +76,16 @@ class Replica:
     def usable(self) -> bool:
         return self.state == "ready" and not self.held_back and self.facts is not None
 
+    def like(self, other: Replica) -> bool:
+        """It is another engine, which gives the same answers: of the same model, with the same arithmetic."""
+        if self is other or self.facts is None or other.facts is None or not self.facts.layout:
+            return False
+        return (self.facts.model, self.facts.layout) == (other.facts.model, other.facts.layout)
+
     def answered(self, busy: str | None = None) -> bool:
         """A check was answered; `busy`: why the engine takes no requests. True if it has come back."""
         self._failures = 0
+        self.silent_since = None
         if busy is not None:
             self._change("busy" if self.state != "ejected" else "ejected", busy)
             self._successes = 0
@@ -81,6 +100,7 @@ class Replica:
         """A check or a request got no answer. True if the engine is ejected by this."""
         self._successes = 0
         self._failures += 1
+        self.silent_since = self.silent_since or time.monotonic()
         if self.state in ("ejected", "new") or self._failures < _FAILURES:
             return False
         self.ejections += 1

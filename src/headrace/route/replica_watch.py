@@ -14,6 +14,7 @@ from headrace.route.fleet import Fleet
 from headrace.route.prompt_client import PromptClient
 from headrace.route.replica import Facts, Replica
 from headrace.route.upstream import Answer, UpstreamLost
+from headrace.server.cache_forms import EVENTS_PATH, Changes, Contents, Load
 
 __all__ = ["ReplicaWatch", "WatchTimes"]
 
@@ -35,42 +36,14 @@ class WatchTimes(msgspec.Struct, frozen=True):
     """For the answer to a check."""
 
 
-class _Contents(msgspec.Struct):
-    epoch: int
-    seq: int
-    model: str
-    path: str
-    layout: str
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    runs: list[tuple[str, str, list[str]]]
-
-
-class _Change(msgspec.Struct):
-    kind: str
-    hashes: list[str]
-    tier: str
-    parent: str
-
-
-class _Changes(msgspec.Struct):
-    epoch: int
-    seq: int
-    events: list[_Change]
-
-
-class _Load(msgspec.Struct):
-    running: int
-    waiting: int
-
-
 class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
 class _Role(msgspec.Struct):
     role: str | None = None
+    connector: str | None = None
+    address: str | None = None
 
 
 class _ErrorDetail(msgspec.Struct):
@@ -81,9 +54,9 @@ class _Error(msgspec.Struct):
     error: _ErrorDetail
 
 
-_contents = msgspec.json.Decoder(_Contents).decode
-_changes = msgspec.json.Decoder(_Changes).decode
-_load = msgspec.json.Decoder(_Load).decode
+_contents = msgspec.json.Decoder(Contents).decode
+_changes = msgspec.json.Decoder(Changes).decode
+_load = msgspec.json.Decoder(Load).decode
 
 
 class ReplicaWatch:
@@ -98,7 +71,11 @@ class ReplicaWatch:
 
     async def check_health(self) -> None:
         while True:
-            await self._check()
+            try:
+                await self._check()
+            except Exception:
+                # Without checks the engine would never come back.
+                _log.exception("a check of replica %d failed", self._replica.number)
             self.checked.set()
             await asyncio.sleep(self._times.interval)
 
@@ -110,7 +87,7 @@ class ReplicaWatch:
             except (UpstreamLost, asyncio.TimeoutError, msgspec.MsgspecError, ValueError) as error:
                 _log.info("replica %d: its cache events ended: %s", self._replica.number, error or "silence")
             self._fleet.index.forget(self._replica.name)
-            self._replica.load.elsewhere = 0
+            self._replica.load.reported(0, 0)
             await asyncio.sleep(self._times.interval)
 
     async def _check(self) -> None:
@@ -127,11 +104,15 @@ class ReplicaWatch:
             replica.failed(str(error))
         else:
             replica.answered(None if status == 200 else _why(status, body))
+            if replica.state == "ready" and replica.facts is not None:
+                replica.readied.set()
 
     async def _read_role(self) -> None:
         """Read the engine's part in a group that exchanges blocks, which may change at any time."""
         status, body = await self._get(b"/v1/engine/role")
-        self._replica.role = msgspec.json.decode(body, type=_Role).role if status == 200 else None
+        told = msgspec.json.decode(body, type=_Role) if status == 200 else _Role()
+        replica = self._replica
+        replica.role, replica.connector, replica.kv_address = told.role, told.connector, told.address
 
     async def _read_card(self) -> None:
         """Read what the engine serves, as long as its events have not said it."""
@@ -163,7 +144,7 @@ class ReplicaWatch:
 
     async def _read_events(self) -> bool:
         """Read events until a gap. True if the engine has none."""
-        answer = await asyncio.wait_for(self._ask(b"/v1/engine/events"), self._times.timeout)
+        answer = await asyncio.wait_for(self._ask(EVENTS_PATH.encode()), self._times.timeout)
         try:
             if answer.status == 404:
                 self._without_events()
@@ -179,10 +160,10 @@ class ReplicaWatch:
 
     def _without_events(self) -> None:
         _log.warning(
-            "replica %d (%s) has no /v1/engine/events: its requests are placed by the beginnings of their texts, which "
-            "is approximate",
+            "replica %d (%s) has no %s: its requests are placed by the beginnings of their texts, which is approximate",
             self._replica.number,
             self._replica.name,
+            EVENTS_PATH,
         )
 
     def _apply(self, name: bytes, data: bytes) -> bool:
@@ -204,10 +185,10 @@ class ReplicaWatch:
                     index.clear(engine)
         elif name == b"load":
             load = _load(data)
-            self._replica.load.reported(load.running + load.waiting)
+            self._replica.load.reported(load.running + load.waiting, load.waiting)
         return True
 
-    def _replace(self, contents: _Contents) -> None:
+    def _replace(self, contents: Contents) -> None:
         replica = self._replica
         facts = Facts(
             contents.model,

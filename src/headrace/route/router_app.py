@@ -13,11 +13,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.keys.key_ring import ANYONE, Caller, KeyRing
+from headrace.route.engine_group import EngineGroup
 from headrace.route.fleet import Fleet, Query
 from headrace.route.relay import Call, Relay
+from headrace.route.router_control import RouterControl
 from headrace.route.router_metrics import RouterMetrics
 from headrace.route.split_bodies import SPLIT_PATHS, splits
 from headrace.server.access import sent_keys
@@ -30,7 +31,6 @@ from headrace.server.request_body import read_body
 __all__ = ["RouterApp", "RouterState"]
 
 _OPEN = frozenset({"/health"})
-_HOLD = "/v1/router/hold"
 _STATEFUL = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/programs/", "/v1/engine/")
 """Paths about what one engine keeps or does: they say nothing about which."""
 
@@ -43,6 +43,8 @@ class _Asked(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    seed: Any = None
+    temperature: Any = None
 
 
 _asked = msgspec.json.Decoder(_Asked, strict=False).decode
@@ -58,6 +60,8 @@ class RouterState:
     active: set[CancelScope] = field(default_factory=set)
     inflight: int = 0
     draining: bool = False
+    group: EngineGroup | None = None
+    """Engines that are started and ended with the router."""
 
 
 class RouterApp:
@@ -67,8 +71,7 @@ class RouterApp:
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models,
-            ("GET", "/v1/router/replicas"): self._replicas,
-            ("POST", _HOLD): self._hold,
+            **RouterControl(state.fleet, state.group).routes,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,8 +108,8 @@ class RouterApp:
             raise ShuttingDown
         own = self._own.get((method, path))
         if own is not None:
-            if path == _HOLD and not caller.admin:
-                raise HttpError(403, "this key may not hold replicas back: it is not an admin's", code="not_allowed")
+            if method == "POST" and not caller.admin:
+                raise HttpError(403, "this key may not control replicas: it is not an admin's", code="not_allowed")
             await (await own(Request(scope, receive)))(scope, receive, send)
             return
         limiter = caller.limiter if method == "POST" else None
@@ -121,7 +124,7 @@ class RouterApp:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         fleet, path = self.state.fleet, scope["path"]
-        if path.startswith(_STATEFUL) and len(fleet.replicas) > 1:
+        if path.startswith(_STATEFUL) and (len(fleet.replicas) > 1 or self.state.group is not None):
             message = f"{path[:200]} is about what one engine keeps: ask that engine itself, not the router"
             raise HttpError(501, message, code="not_routed")
         body = await read_body(Request(scope, receive))
@@ -134,6 +137,7 @@ class RouterApp:
             scope["headers"],
             body,
             _streams(path, asked),
+            asked.seed is not None or asked.temperature == 0,
         )
         query = await self._query(call, asked, caller)
         if caller.limiter is not None:
@@ -178,13 +182,18 @@ class RouterApp:
 
     async def _health(self, request: Request) -> Response:
         if not any(one.usable for one in self.state.fleet.replicas):
-            why = "; ".join(f"replica {one.number}: {one.why or 'held back'}" for one in self.state.fleet.replicas)
+            known = {one.number: one.why or "held back" for one in self.state.fleet.replicas}
+            members = [] if self.state.group is None else self.state.group.members()
+            known = {**{row["replica"]: row["why"] for row in members}, **known}
+            why = "; ".join(f"replica {number}: {known[number]}" for number in sorted(known))
             message = f"no engine can take requests: {why}"
             raise HttpError(503, message, kind="server_error", code="no_engine", headers={"retry-after": "2"})
         return _json({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.state.metrics.render(self.state.fleet), media_type=CONTENT_TYPE_LATEST)
+        members = [] if self.state.group is None else self.state.group.members()
+        restarts = {row["replica"]: row["restarts"] for row in members}
+        return Response(self.state.metrics.render(self.state.fleet, restarts), media_type=CONTENT_TYPE_LATEST)
 
     async def _models(self, request: Request) -> Response:
         cards: dict[str, Any] = {}
@@ -196,52 +205,6 @@ class RouterApp:
         return _json(
             {"object": "list", "data": list(cards.values()), "has_more": False, "first_id": first, "last_id": last}
         )
-
-    async def _replicas(self, request: Request) -> Response:
-        index = self.state.fleet.index
-        rows = [
-            {
-                "replica": one.number,
-                "url": one.url,
-                "role": one.role,
-                "state": "held" if one.held_back and one.state == "ready" else one.state,
-                "why": one.why,
-                "model": None if one.facts is None else one.facts.model,
-                "events": index.known(one.name),
-                "reads_prompts": one.facts is not None and self.state.fleet.reads(one.facts.model),
-                "blocks": index.size(one.name),
-                "queued_tokens": one.load.queued,
-                "running": one.load.running,
-                "requests": one.load.tickets,
-                "prefill_ms_per_token": round(one.load.rates.prefill, 4),
-                "ejections": one.ejections,
-            }
-            for one in self.state.fleet.replicas
-        ]
-        return _json({"version": __version__, "replicas": rows})
-
-    async def _hold(self, request: Request) -> Response:
-        """Send no new requests to a replica, or send them again. Those that it has are not touched."""
-        wanted = await _wanted(request)
-        found = next((one for one in self.state.fleet.replicas if one.number == wanted.replica), None)
-        if found is None:
-            most = len(self.state.fleet.replicas) - 1
-            raise HttpError(404, f"there is no replica {wanted.replica}: they are 0 to {most}", param="replica")
-        found.held_back = wanted.hold
-        return _json({"replica": found.number, "hold": found.held_back, "requests": found.load.tickets})
-
-
-class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
-    replica: int
-    hold: bool = True
-
-
-async def _wanted(request: Request) -> _Wanted:
-    try:
-        return msgspec.json.decode(await read_body(request), type=_Wanted)
-    except msgspec.MsgspecError as error:
-        message = f'the body must be {{"replica": NUMBER, "hold": true or false}}: {error}'
-        raise HttpError(400, message, code="invalid_value") from None
 
 
 def _parse(body: bytes) -> _Asked:

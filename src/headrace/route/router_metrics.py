@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from headrace.route.fleet import Fleet, Query
@@ -18,12 +21,14 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._gauges: list[Gauge] = []
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"headrace_router_{name}", text, labels, registry=self._registry)
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"headrace_router_{name}", text, ["replica"], registry=self._registry)
+            self._gauges.append(Gauge(f"headrace_router_{name}", text, ["replica"], registry=self._registry))
+            return self._gauges[-1]
 
         self._requests = counter("requests", "Answers by replica and status", "replica", "status")
         self.refused = counter("refused", "Requests that the router itself refused, by status", "status")
@@ -31,6 +36,7 @@ class RouterMetrics:
         self._unserved = counter("unserved", "Requests that a replica got and did not answer", "replica")
         self.retries = counter("retries", "Requests that were sent to a second replica")
         self.broken = counter("broken", "Streams that ended with an error after they had begun")
+        self.continued = counter("continued", "Streams that went on at another replica after they had begun")
         self.splits = counter("splits", "Requests whose prompt another engine computed first")
         self.prompt = counter("prompt_tokens", "Tokens of the prompts that were read")
         self.expected = counter("expected_cached_tokens", "Prompt tokens that the index expected in the cache")
@@ -47,6 +53,7 @@ class RouterMetrics:
         self._blocks = gauge("index_blocks", "Cached blocks that the index knows there")
         self._ejections = gauge("ejections", "How often the replica was ejected")
         self._rate = gauge("prefill_ms_per_token", "Measured milliseconds per prompt token")
+        self._restarts = gauge("restarts", "How often the replica was started again, by a router that starts it")
 
     def placed(self, replica: Replica, placement: Placement, query: Query) -> None:
         self._placed.labels(replica.number).inc()
@@ -59,7 +66,13 @@ class RouterMetrics:
     def answered(self, replica: Replica, status: int) -> None:
         self._requests.labels(replica.number, status).inc()
 
-    def render(self, fleet: Fleet) -> bytes:
+    def render(self, fleet: Fleet, restarts: Mapping[int, int] = MappingProxyType({})) -> bytes:
+        """`restarts`: of each replica that the router starts."""
+        # Replicas come and go: one that has gone has no figures.
+        for one in self._gauges:
+            one.clear()
+        for number, times in restarts.items():
+            self._restarts.labels(number).set(times)
         for replica in fleet.replicas:
             label, load = replica.number, replica.load
             self._ready.labels(label).set(replica.usable)

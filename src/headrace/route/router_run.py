@@ -14,10 +14,11 @@ from headrace import event_loop
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.keys.key_ring import KeyRing
+from headrace.route.engine_group import EngineGroup
 from headrace.route.fleet import Fleet
-from headrace.route.process_group import ProcessGroup
-from headrace.route.replica import Replica
-from headrace.route.replica_watch import ReplicaWatch, WatchTimes
+from headrace.route.policy import Splitting
+from headrace.route.replica_watch import WatchTimes
+from headrace.route.roster import Roster
 from headrace.route.router_app import RouterApp, RouterState
 from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.draining import drain, shut_down
@@ -51,17 +52,18 @@ class RouterOptions:
     times: WatchTimes = field(default_factory=WatchTimes)
     tokenizers: dict[str, str] = field(default_factory=dict)
     """Folders by model."""
+    splitting: Splitting = "auto"
+    """Whether one engine computes a prompt and another answers it."""
 
 
-def run_router(options: RouterOptions, group: ProcessGroup | None = None) -> int:
+def run_router(options: RouterOptions, group: EngineGroup | None = None) -> int:
     """Serve until a signal comes; returns the exit code. `group`: engines that are started and ended with the router.
-    Raises ConfigError."""
-    key = options.engine_api_key or options.api_key
-    replicas = [Replica(number, _checked(url), key) for number, url in enumerate(options.urls)]
-    if len({one.name for one in replicas}) < len(replicas):
+    Raises ConfigError, and what starting the group raises if none of its engines can be started."""
+    urls = [_checked(url) for url in options.urls]
+    if len({url.rstrip("/") for url in urls}) < len(urls):
         raise ConfigError("two of the engines' addresses are the same: give each once")
     with contextlib.closing(bind(options.host, options.port)) as listener:
-        return event_loop.run(ignoring_signals_after(_serve(options, Fleet(replicas), listener, group)))
+        return event_loop.run(ignoring_signals_after(_serve(options, urls, listener, group)))
 
 
 def _checked(url: str) -> str:
@@ -72,42 +74,40 @@ def _checked(url: str) -> str:
 
 
 async def _serve(
-    options: RouterOptions, fleet: Fleet, listener: socket.socket, group: ProcessGroup | None = None
+    options: RouterOptions, urls: Sequence[str], listener: socket.socket, group: EngineGroup | None = None
 ) -> int:
-    stop = StopSignals()
+    stop, fleet = StopSignals(), Fleet([], options.splitting)
     descriptors = DescriptorWatch()
     asyncio.get_running_loop().set_exception_handler(descriptors.handle)
     file = None if options.api_keys_file is None else Path(options.api_keys_file)
-    state = RouterState(fleet, KeyRing(options.api_key, file))
+    state = RouterState(fleet, KeyRing(options.api_key, file), group=group)
     server = make_server(RouterApp(state), descriptors)
-    watches = [ReplicaWatch(fleet, one, options.times, options.tokenizers) for one in fleet.replicas]
-    tasks = [asyncio.create_task(work) for one in watches for work in (one.check_health(), one.follow_events())]
+    roster = Roster(fleet, options.times, options.tokenizers, options.engine_api_key or options.api_key)
+    for number, url in enumerate(urls):
+        roster.add(number, url)
     gc.collect()
     gc.freeze()
     with signals(stop):
         try:
             if group is not None:
-                group.start()
-                await _until_one_is_ready(fleet, stop)
-            await asyncio.wait(
-                [asyncio.ensure_future(one.checked.wait()) for one in watches], timeout=options.times.timeout
-            )
+                await group.start(roster)
+                await _until_one_is_ready(fleet, stop, group)
+            await roster.all_checked()
             await _serve_until(stop, server, state, options, listener)
+            if group is not None and group.failed.is_set():
+                group.raise_failure()
         finally:
-            for task in tasks:
-                task.cancel()
-            for one in fleet.replicas:
-                one.origin.close()
-            for reader in fleet.readers.values():
-                reader.close()
             if group is not None:
                 await group.close()
+            roster.close()
     return 0
 
 
-async def _until_one_is_ready(fleet: Fleet, stop: StopSignals) -> None:
-    """So that a client that connects gets an answer."""
+async def _until_one_is_ready(fleet: Fleet, stop: StopSignals, group: EngineGroup) -> None:
+    """So that a client that connects gets an answer. Raises the group's failure."""
     while not any(one.usable for one in fleet.replicas) and not stop.drain.is_set():
+        if group.failed.is_set():
+            group.raise_failure()
         await asyncio.sleep(0.05)
 
 
@@ -118,9 +118,19 @@ async def _serve_until(
     await until_started(server, serving)
     url = base_url(ServerConfig(host=options.host), listener)
     ready = sum(one.usable for one in state.fleet.replicas)
-    print_line(f"Headrace routes to {len(state.fleet.replicas)} engines, {ready} of them ready, at {url}/v1")
+    size = len(state.fleet.replicas if state.group is None else state.group.members())
+    print_line(f"Headrace routes to {size} engines, {ready} of them ready, at {url}/v1")
+    failing = None if state.group is None else asyncio.create_task(_stop_at_failure(state.group, stop))
     try:
         await wait_for_either(stop.drain, serving)
         await drain(stop, server, state, options.drain_timeout)
     finally:
+        if failing is not None:
+            failing.cancel()
         await shut_down(stop, server, serving)
+
+
+async def _stop_at_failure(group: EngineGroup, stop: StopSignals) -> None:
+    """A router whose engines cannot be started any more ends, so that whoever started it can do something about it."""
+    await group.failed.wait()
+    stop.drain.set()

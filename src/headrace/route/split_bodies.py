@@ -21,10 +21,6 @@ class _Shape(msgspec.Struct):
     echo: bool | None = None
 
 
-class _Given(msgspec.Struct):
-    kv_transfer_params: dict[str, Any] | None = None
-
-
 def splits(body: bytes) -> bool:
     """The request has one prompt, whose every token need not be scored, and says nothing about blocks itself."""
     try:
@@ -36,15 +32,12 @@ def splits(body: bytes) -> bool:
 
 
 def prefill_body(body: bytes) -> bytes:
-    """Asks for the first token, and for where the blocks are."""
+    """Asks for the first token, and to keep the blocks where others fetch them."""
     fields = {name: value for name, value in _decode(body).items() if name not in _NOT_FOR_PREFILL}
     return msgspec.json.encode(fields | {"max_tokens": 1, _FIELD: {"do_remote_decode": True}})
 
 
-def decode_body(body: bytes, answer: bytes) -> bytes | None:
-    """The whole request, with what the first engine has said; None if it has said nothing."""
-    try:
-        given = msgspec.json.decode(answer, type=_Given).kv_transfer_params
-    except msgspec.MsgspecError:
-        return None
-    return None if given is None else msgspec.json.encode(_decode(body) | {_FIELD: given})
+def decode_body(body: bytes, address: str, patience: float) -> bytes:
+    """The whole request, whose blocks are at `address` once they are computed there, within `patience` seconds."""
+    given = {"do_remote_prefill": True, "remote_address": address, "patience": round(patience, 3)}
+    return msgspec.json.encode(_decode(body) | {_FIELD: given})

@@ -183,6 +183,8 @@ class _Connection(asyncio.Protocol):
         self._answer = answer
         self._parser = httptools.HttpResponseParser(self)
         self._head = asyncio.get_running_loop().create_future()
+        if not self.usable or self._transport.is_closing():
+            raise UpstreamLost("its connection was closed at once")
         self._transport.write(data)
         await self._head
 

@@ -14,6 +14,7 @@ from headrace.errors import RateLimited
 from headrace.keys.key_ring import ANYONE
 from headrace.keys.limiter import Limiter
 from headrace.server.answer_send import BODY_SEND, AnswerSend
+from headrace.server.cache_forms import EVENTS_PATH
 from headrace.server.caller import CALLER
 from headrace.server.context import Context
 from headrace.server.cors import CorsSend
@@ -96,11 +97,13 @@ class AccessMiddleware:
         if scope["method"] == "HEAD":
             # Answered as GET; the HTTP server leaves the body out.
             scope = {**scope, "method": "GET"}
-        self._context.inflight += 1
+        # A router that follows the events would be a request that never ends.
+        counted = scope["path"] != EVENTS_PATH
+        self._context.inflight += counted
         try:
             await self._app(scope, receive, send)
         finally:
-            self._context.inflight -= 1
+            self._context.inflight -= counted
             if limiter is not None:
                 limiter.leave()
 

@@ -33,6 +33,7 @@ from headrace.server import (
 )
 from headrace.server.access import AccessMiddleware
 from headrace.server.batch_runner import BatchRunner
+from headrace.server.cache_forms import EVENTS_PATH
 from headrace.server.cache_stream import cache_events
 from headrace.server.caller import caller_of
 from headrace.server.context import Context, ServerTokenizer, make_context
@@ -97,7 +98,7 @@ _ROUTES = (
     RouteSpec("GET", "/v1/engine/state", engine_state, "Show what the engine does now", reply=EngineStateReply),
     RouteSpec(
         "GET",
-        "/v1/engine/events",
+        EVENTS_PATH,
         cache_events,
         "Follow the prefix cache: its contents, then its changes",
         media="text/event-stream",

@@ -11,59 +11,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from headrace.engine.wire import CacheBatch, CacheChanged, CacheContents, CacheSnapshot
 from headrace.errors import HeadraceError
+from headrace.server.cache_forms import Change, Changes, Contents, Load
 from headrace.server.context import Context
 from headrace.server.stream_form import named_event
 
-__all__ = ["Changes", "Contents", "Load", "cache_events"]
+__all__ = ["cache_events"]
 
 _MOST_WAITING = 1000
 """Batches that wait for a slow reader; it then gets the contents again."""
 _TICK = 1.0
 """Seconds between two reports of the load, at most."""
-
-
-class Contents(Struct):
-    epoch: int
-    """Random for each process of an engine."""
-    seq: int
-    """Of the last changes that the contents include."""
-    model: str
-    path: str
-    """The model's files, on the engine's machine."""
-    layout: str
-    """Begins every hash: engines with the same one name the same tokens alike."""
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    runs: list[tuple[str, str, list[str]]]
-    """(hash before, tier, hashes of consecutive blocks), parents before children."""
-
-
-class Change(Struct):
-    kind: str
-    """`stored`, `removed` or `cleared`."""
-    hashes: list[str]
-    tier: str
-    parent: str
-
-
-class Changes(Struct):
-    epoch: int
-    seq: int
-    events: list[Change]
-
-
-class Load(Struct):
-    running: int
-    waiting: int
-    blocks_free: int
-    blocks_total: int
 
 
 async def cache_events(context: Context, request: Request) -> Response:

@@ -30,7 +30,7 @@ from headrace.server.replies import UsageReply
 from headrace.server.request_record import record_of
 from headrace.server.stream_form import OPENAI, StreamForm
 
-__all__ = ["CACHED_TOKENS", "Dialect", "Exchange", "ExchangeOptions"]
+__all__ = ["CACHED_TOKENS", "FIRST_TOKEN", "Dialect", "Exchange", "ExchangeOptions"]
 
 _log = logging.getLogger(__name__)
 _NO_CACHE = (
@@ -39,6 +39,7 @@ _NO_CACHE = (
     (b"x-accel-buffering", b"no"),
 )
 CACHED_TOKENS = b"x-headrace-cached-tokens"
+FIRST_TOKEN = b"x-headrace-first-token-ms"
 
 ChunkUsage = UsageReply | None | UnsetType
 
@@ -158,7 +159,8 @@ class Exchange(Response):
         await self._finish()
         cancel_scope.release()
         length = str(len(body)).encode()
-        await self._start(send, (b"content-type", b"application/json"), (b"content-length", length))
+        plain = (b"content-type", b"application/json"), (b"content-length", length)
+        await self._start(send, *plain, *self._first_token_header())
         await send(_body(body, more=False))
 
     async def _stream(self, outputs: AsyncIterator[Output], cancel_scope: CancelScope, send: Send, write: Send) -> None:
@@ -203,6 +205,13 @@ class Exchange(Response):
         if self._options.continuous_usage:
             return usage_reply(self._run.usage)
         return None if self._options.include_usage else UNSET
+
+    def _first_token_header(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Milliseconds from the request's arrival to its first token: of an answer that is not streamed, nobody could
+        tell otherwise."""
+        if self._meter.first_token is None:
+            return ()
+        return ((FIRST_TOKEN, b"%.1f" % (1000 * (self._meter.first_token - self._options.arrival))),)
 
     async def _start_stream(self, send: Send) -> None:
         await self._start(send, (b"content-type", self._options.form.media), *_NO_CACHE)

@@ -3,7 +3,8 @@
 Three frames: an empty topic, the number of the batch (8 bytes, big endian, from 0), and MessagePack of
 `[timestamp, events, 0]`. An event is an array that begins with its kind: `BlockStored` (hashes, hash before, token ids,
 block size, null, medium, adapter), `BlockRemoved` (hashes, medium), `AllBlocksCleared`. A hash is the first 8 bytes of
-ours, as a number. Blocks with a salt are left out: such routers name prompts by tokens alone.
+ours, as a number. The medium is `GPU` for the device, `CPU` for the host's memory and `STORAGE` for disks; of the last
+two hashes alone are known. On the device, blocks with a salt are left out: such routers name prompts by tokens alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from headrace.client.cache_feed import CacheFeed
-from headrace.engine.wire import CacheChanged, CacheContents, CacheEvent, CacheRun
+from headrace.engine.wire import DEVICE, CacheChanged, CacheContents, CacheEvent, CacheRun
 from headrace.errors import ConfigError
 
 __all__ = ["ZmqPublisher"]
@@ -94,12 +95,17 @@ class ZmqPublisher:
         self._known.clear()
         yield AllBlocksCleared()
         for run in event.snapshot.runs:
-            if not run.salted:
+            if run.tier != DEVICE:
+                yield self._beside(run)
+            elif not run.salted:
                 yield self._stored(run)
 
     def _changes(self, event: CacheChanged) -> Iterator[BlockStored | BlockRemoved | AllBlocksCleared]:
         for one in event.batch.events:
-            if one.kind == "cleared":
+            if one.tier != DEVICE:
+                numbers = [_number(name) for name in one.hashes]
+                yield self._beside(one) if one.kind == "stored" else BlockRemoved(numbers, _MEDIA[one.tier])
+            elif one.kind == "cleared":
                 self._known.clear()
                 yield AllBlocksCleared()
             elif one.kind == "stored" and not one.salted:
@@ -109,6 +115,12 @@ class ZmqPublisher:
                 self._known.difference_update(names)
                 if names:
                     yield BlockRemoved([_number(name) for name in names], _MEDIA[one.tier])
+
+    def _beside(self, run: CacheEvent | CacheRun) -> BlockStored:
+        """A tier knows its blocks by their hashes alone; their tokens were told when the device stored them."""
+        parent = _number(run.parent) if run.parent in self._known else None
+        names, size = [_number(name) for name in run.hashes], self._block_size if run.tokens else 0
+        return BlockStored(names, parent, run.tokens or [], size, None, _MEDIA[run.tier], None)
 
     def _stored(self, run: CacheEvent | CacheRun) -> BlockStored:
         parent = _number(run.parent) if run.parent in self._known else None

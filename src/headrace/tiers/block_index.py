@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 
+from headrace.core.tier_record import TierRecord
 from headrace.tiers.block_folder import StoredBlock
 
 __all__ = ["BlockIndex"]
@@ -15,8 +16,11 @@ Key = tuple[str, bytes]
 class BlockIndex:
     """The files of all layouts by (layout, name). Any thread may call it; `__contains__` takes no lock."""
 
-    def __init__(self, layout: str) -> None:
+    def __init__(self, layout: str, record: TierRecord | None = None) -> None:
+        """`record`: is told which blocks of the layout come and go."""
         self._layout = layout
+        self._record = record or TierRecord()
+        self._record.add("disk", self._held)
         self._lock = threading.Lock()
         self._own: dict[bytes, StoredBlock] = {}
         self._others: dict[Key, StoredBlock] = {}
@@ -66,14 +70,25 @@ class BlockIndex:
             return iter(self._own)
         return (name for of, name in self._others if of == layout)
 
+    def _held(self) -> list[bytes]:
+        with self._lock:
+            return list(self._own)
+
     def _add(self, block: StoredBlock) -> None:
-        self._remove(block.layout, block.name)
-        self.bytes += block.size
         if block.layout == self._layout:
+            old = self._own.get(block.name)
             self._own[block.name] = block
+            if old is None:
+                self._record.stored("disk", block.name)
         else:
+            old = self._others.get((block.layout, block.name))
             self._others[block.layout, block.name] = block
+        self.bytes += block.size - (0 if old is None else old.size)
 
     def _remove(self, layout: str, name: bytes) -> None:
-        old = self._own.pop(name, None) if layout == self._layout else self._others.pop((layout, name), None)
-        self.bytes -= 0 if old is None else old.size
+        own = layout == self._layout
+        old = self._own.pop(name, None) if own else self._others.pop((layout, name), None)
+        if old is not None:
+            self.bytes -= old.size
+            if own:
+                self._record.removed("disk", name)

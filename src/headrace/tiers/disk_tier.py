@@ -12,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from headrace.core.block_source import Arrival, Buffer, Found, TierStats
+from headrace.core.tier_record import TierRecord
 from headrace.errors import HeadraceError
 from headrace.tiers.block_folder import BlockFolder, StoredBlock
 from headrace.tiers.block_index import BlockIndex
@@ -52,14 +53,15 @@ class DiskTier:
         layout_id: bytes,
         block_bytes: int,
         block_size: int,
+        record: TierRecord | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`limit`: bytes of all files of the folder, of all layouts. `block_bytes`: of one block's payload, which has
-        `block_size` tokens."""
+        `block_size` tokens. `record`: is told what comes and goes."""
         self._folder, self._limit = BlockFolder(folder, layout_id), limit
         self._block_bytes, self._tokens, self._clock = block_bytes, block_size, clock
         self._most_pending = max(8, _QUEUE // block_bytes)
-        self._index = BlockIndex(self._folder.layout)
+        self._index = BlockIndex(self._folder.layout, record)
         self._arrivals: deque[Arrival] = deque()
         self._live: set[int] = set()
         """Tickets that were not released."""
@@ -251,6 +253,10 @@ class DiskTier:
                 self._stored += 1
                 if self._index.bytes > self._limit:
                     self._evict()
+        except IsADirectoryError as error:
+            # Something else stands in this block's place: the others can be written.
+            self._forgotten.add(name)
+            self._fault("a block's file is a folder", error)
         except OSError as error:
             self._no_writes_until = self._clock() + _REST
             self._fault("a block could not be written, and none is for a while", error)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from headrace.core.block_source import Arrival, BlockSource, Buffer, Found, NoBlocks, TierStats
+from headrace.core.tier_record import TierRecord
 from headrace.types import Request
 
 __all__ = ["HostTier"]
@@ -18,8 +19,11 @@ class HostTier:
     Of one prefix some blocks may be here and the others below; what comes from there is kept here.
     """
 
-    def __init__(self, limit: int, below: BlockSource | None = None) -> None:
+    def __init__(self, limit: int, below: BlockSource | None = None, record: TierRecord | None = None) -> None:
+        """`record`: is told what comes and goes."""
         self._limit, self._below = limit, below or NoBlocks()
+        self._record = record or TierRecord()
+        self._record.add("host", lambda: self._blocks)
         self._blocks: OrderedDict[bytes, Buffer] = OrderedDict()
         self._bytes = 0
         self._arrivals: list[Arrival] = []
@@ -95,7 +99,9 @@ class HostTier:
     def forget(self, hashes: Sequence[bytes]) -> None:
         for name in hashes:
             held = self._blocks.pop(name, None)
-            self._bytes -= 0 if held is None else memoryview(held).nbytes
+            if held is not None:
+                self._bytes -= memoryview(held).nbytes
+                self._record.removed("host", name)
         self._below.forget(hashes)
 
     def stats(self) -> tuple[TierStats, ...]:
@@ -118,8 +124,10 @@ class HostTier:
             return
         self._blocks[name] = block
         self._bytes += memoryview(block).nbytes
+        self._record.stored("host", name)
         while self._bytes > self._limit:
             last, old = self._blocks.popitem(last=False)
             self._bytes -= memoryview(old).nbytes
+            self._record.removed("host", last)
             if self._below.wants(last, evicted=True):
                 self._below.offer([last], [old])

@@ -31,6 +31,8 @@ class _Moving:
     ticket: int
     """The core's."""
     began: float
+    awaited: bool
+    """The blocks were computed meanwhile: the time says nothing about the transfer."""
     delivered: int = 0
 
 
@@ -77,7 +79,9 @@ class PeerTier:
             return self._below.lookup(hashes, request)
         # What follows is asked for when these have arrived.
         count = min(len(hashes), remote.tokens // self._block_size, self._most_blocks)
-        return Found(count, self._seconds * count, remote.timeout)
+        # Blocks that are computed elsewhere for this request are worth the wait: that was weighed before.
+        seconds = 0.0 if remote.awaited else self._seconds * count
+        return Found(count, seconds, remote.timeout)
 
     def fetch(self, ticket: int, hashes: Sequence[bytes], request: Request) -> None:
         remote = request.remote
@@ -85,7 +89,7 @@ class PeerTier:
             self._below.fetch(ticket, hashes, request)
             return
         order = Order(remote.address, hashes, remote.timeout, remote.patience, remote.epoch)
-        self._moving[self._connector.fetch(order)] = _Moving(ticket, time.monotonic())
+        self._moving[self._connector.fetch(order)] = _Moving(ticket, time.monotonic(), remote.awaited)
 
     def poll(self) -> Sequence[Arrival]:
         found = list(self._below.poll())
@@ -154,7 +158,7 @@ class PeerTier:
         self._connector.release(key)
         seconds = time.monotonic() - moving.began
         self._read_seconds += seconds
-        if moving.delivered and not reason:
+        if moving.delivered and not reason and not moving.awaited:
             measured = seconds / moving.delivered
             self._seconds = (1 - _WEIGHT) * self._seconds + _WEIGHT * measured if self._seconds else measured
         if not reason:

@@ -18,14 +18,15 @@ import torch
 from headrace.errors import PlatformError
 from headrace.platforms.cpu import shm_communicator
 from headrace.platforms.cpu.shm_communicator import ShmCommunicator, connect
-from headrace.platforms.interface import Communicator
+from headrace.platforms.interface import ALL_TO_ALL, Communicator
 from headrace.platforms.torch_communicator import TorchCommunicator, World
+from headrace.types import COLLECTIVES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 SIZE = 2
 
 
-def check_all(group: Communicator, rank: int, place: Callable[[torch.Tensor], Any] = lambda x: x) -> None:
+def check_all(group: Any, rank: int, place: Callable[[torch.Tensor], Any] = lambda x: x) -> None:
     """`rank` counts within the group."""
     for dtype in DTYPES:
         for shape in ((2, 4), (4,), (2, 3, 2), (0, 2), (6, 70000)):
@@ -34,6 +35,9 @@ def check_all(group: Communicator, rank: int, place: Callable[[torch.Tensor], An
             same(group.all_reduce(x), (parts[0].float() + parts[1].float()).to(dtype))
             for dim in range(len(shape)):
                 same(group.all_gather(x, dim), torch.cat(parts, dim))
+                if shape[dim] % SIZE == 0:
+                    sent = [part.tensor_split(SIZE, dim)[rank] for part in parts]
+                    same(group.all_to_all(x, dim), torch.cat(sent, dim))
             for root in range(SIZE):
                 same(group.broadcast(x, root), parts[root])
             if shape[0] % 2 == 0 and len(parts[0].flatten()):
@@ -45,6 +49,7 @@ def check_all(group: Communicator, rank: int, place: Callable[[torch.Tensor], An
     same(group.all_reduce(wide), (2 * torch.arange(12.0).reshape(3, 4) + 1).t())
     same(group.all_gather(wide, 0)[:4], torch.arange(12.0).reshape(3, 4).t())
     refused(lambda: group.reduce_scatter(place(torch.zeros(3)), 0), "dimension 0 of 3 does not divide among 2 ranks")
+    refused(lambda: group.all_to_all(place(torch.zeros(2, 3)), 1), "all_to_all: dimension 1 of 3 does not divide")
 
 
 def same(found: Any, wanted: torch.Tensor) -> None:
@@ -114,7 +119,7 @@ def platform(name: str, rank: int, rendezvous: str) -> None:
     options = {"rank": rank, "world_size": SIZE, "rendezvous": rendezvous}
     found = discover().select_platform(name)[0]
     device = found.open(0 if name == "cpu" else rank, options)
-    assert device.capabilities().collectives == {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
+    assert device.capabilities().collectives == COLLECTIVES | {ALL_TO_ALL}
     home: Any = device.torch_device
     check_all(device.communicator([0, 1]), rank, lambda x: x.to(home))
     assert device.communicator([rank]).all_reduce(5) == 5

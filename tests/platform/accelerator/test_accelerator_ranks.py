@@ -17,7 +17,7 @@ from fake_machines import VENDORS, Vendor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from headrace.checkpoints.checkpoint import open_checkpoint
-from headrace.kernels.registry import bind
+from headrace.kernels.registry import OPS, OPTIONAL, bind
 from headrace.models.sharding import Shard
 from headrace.platforms import torch_communicator
 from headrace.platforms.accelerator.triton_operators import triton_operators
@@ -60,6 +60,14 @@ def group_class(meeting: Meeting) -> type:
 
         def _allgather_base(self, out: torch.Tensor, source: torch.Tensor) -> Any:
             return self._node(out, lambda: out.copy_(torch.cat(meeting.exchange(self._rank, source))))
+
+        def alltoall_base(self, out: torch.Tensor, source: torch.Tensor, *sizes: list[int]) -> Any:
+            """Equal parts, as no sizes are given."""
+            assert sizes == ([], [])
+            return self._node(out, lambda: out.copy_(torch.cat(self._own(meeting.exchange(self._rank, source)))))
+
+        def _own(self, sent: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [x.tensor_split(SIZE)[self._rank] for x in sent]
 
         def _node(self, out: torch.Tensor, work: Callable[[], Any]) -> Any:
             def run() -> None:
@@ -113,6 +121,43 @@ def test_a_split_model_is_captured_with_its_collectives(
     graphs = [len(module.graphs) for module in modules]
     assert graphs[0] == graphs[1] > 0
     assert meeting.captured == sum(graphs) * (1 + 2 * 3 + 1)
+    assert all(sum(graph.replays for graph in module.graphs) > 0 for module in modules)
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
+def test_complete_experts_over_a_vendors_collectives(
+    vendor: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In captured steps, as nodes: three collectives a layer, attention's sum, the experts' results and the columns."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "engine"))
+    models, harness = importlib.import_module("moe_models"), importlib.import_module("parallel_harness")
+    models.save_moe("qwen3_moe", tmp_path / "model")
+    modules = [fake.FakeModule(vendor.chip, vendor.chip, graph=vendor.graph) for _ in range(SIZE)]
+    meeting = Meeting(modules)
+    monkeypatch.setattr(torch_communicator.distributed, CLASSES[vendor.name], group_class(meeting), raising=False)
+
+    def logits(rank: int, size: int, module: fake.FakeModule) -> torch.Tensor:
+        table = {spec.name: fake.RecordedOperator(module, spec.reference) for spec in (*OPS, *OPTIONAL)}
+        source = lambda capabilities, chip, options: (table, "")  # noqa: E731
+        platform, _ = vendor.open(tmp_path / f"{size}-{rank}", module=module, source=source)
+        ranks = {"rank": rank, "world_size": size, "rendezvous": f"file://{tmp_path}/meeting"}
+        device = platform.open(rank, {"dtype": "float32", "graph_tokens": 64, **(ranks if size > 1 else {})})
+        group = device.communicator(range(size)) if size > 1 else None
+        shard = Shard(rank, size, expert_parallel=size > 1)
+        model = open_checkpoint(tmp_path / "model").build(bind(device), 64, shard=shard, group=group)
+        found: torch.Tensor = harness.greedy(device, model, list(IDS), 4)
+        device.close()
+        return found
+
+    whole = logits(0, 1, fake.FakeModule(vendor.chip, graph=vendor.graph))
+    with ThreadPoolExecutor(SIZE) as pool:
+        first, second = (f.result(300) for f in [pool.submit(logits, r, SIZE, modules[r]) for r in range(SIZE)])
+    assert torch.equal(first, second)
+    assert harness.nmse(first, whole) < 1e-10
+    assert torch.equal(first.argmax(-1), whole.argmax(-1))
+    graphs, layers = [len(module.graphs) for module in modules], 3
+    assert graphs[0] == graphs[1] > 0
+    assert meeting.captured == sum(graphs) * (1 + 3 * layers + 1)
     assert all(sum(graph.replays for graph in module.graphs) > 0 for module in modules)
 
 

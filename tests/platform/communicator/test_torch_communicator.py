@@ -23,6 +23,7 @@ from headrace.errors import PlatformError
 from headrace.platforms import torch_communicator
 from headrace.platforms.cpu import CpuPlatform, shm_communicator
 from headrace.platforms.cpu.shm_communicator import ShmCommunicator, ShmSegment
+from headrace.platforms.interface import ALL_TO_ALL
 from headrace.platforms.torch_communicator import TorchCommunicator, World
 from headrace.types import COLLECTIVES
 
@@ -342,7 +343,7 @@ def test_the_cpu_opens_among_ranks(tmp_path: Path) -> None:
     groups = together(lambda rank: devices[rank].communicator([0, 1]), 2)
     found = together(lambda rank: groups[rank].all_reduce(torch.full((3,), float(rank))), 2)
     assert [x.tolist() for x in found] == [[1, 1, 1]] * 2
-    assert devices[0].capabilities().collectives == COLLECTIVES
+    assert devices[0].capabilities().collectives == COLLECTIVES | {ALL_TO_ALL}
     assert devices[0].communicator([0]).all_reduce(7) == 7
     for device in devices:
         device.close()

@@ -22,8 +22,9 @@ from headrace.platforms.cpu import native_communicator, shm_communicator
 from headrace.platforms.cpu.native import missing
 from headrace.platforms.cpu.native_communicator import SLOT, NativeCommunicator, NativeSegment
 from headrace.platforms.cpu.native_device import NativeDevice
+from headrace.platforms.interface import ALL_TO_ALL
 from headrace.quant.weights import dense
-from headrace.types import Bucket, KVLayout, LayerKV
+from headrace.types import COLLECTIVES, Bucket, KVLayout, LayerKV
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -56,7 +57,7 @@ def together(work: Callable[[int], Any], size: int) -> list[Any]:
 @pytest.mark.parametrize(("size", "threads"), [(2, 1), (3, 2)])
 def test_sums_and_gathers_of_every_shape(size: int, threads: int, dtype: torch.dtype) -> None:
     with group(size, threads) as ranks:
-        for shape in ((3, 5), (4,), (2, 3, 2), (0, 2), (3, 1 + SLOT // 4), ()):
+        for shape in ((3, 5), (4,), (6, 6), (2, 3, 2), (0, 2), (3, 1 + SLOT // 4), (5, 6 * (SLOT // 16)), ()):
             count = torch.Size(shape).numel()
             parts = [((torch.arange(count).reshape(shape) * 7 + rank) % 97).to(dtype) for rank in range(size)]
             total = torch.stack(parts).to(torch.float64).sum(0).to(dtype)
@@ -66,6 +67,11 @@ def test_sums_and_gathers_of_every_shape(size: int, threads: int, dtype: torch.d
             for dim in range(len(shape)):
                 gathered = together(lambda rank, x=parts, d=dim: ranks[rank][1].all_gather(x[rank], d), size)
                 assert all(torch.equal(found, torch.cat(parts, dim)) for found in gathered), (shape, dim)
+                if shape[dim] % size == 0:
+                    sent = [part.tensor_split(size, dim) for part in parts]
+                    found = together(lambda rank, x=parts, d=dim: ranks[rank][1].all_to_all(x[rank], d), size)
+                    wanted = [torch.cat([blocks[rank] for blocks in sent], dim) for rank in range(size)]
+                    assert all(map(torch.equal, found, wanted)), (shape, dim)
 
 
 def test_sums_are_added_in_rank_order_for_any_number_of_threads() -> None:
@@ -96,10 +102,11 @@ def test_a_recorded_step_calls_them_with_the_true_sizes() -> None:
         def step(kv: Any, inputs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
             x = ops(inputs["token_ids"], table, 1.0)
             total = communicator.all_reduce(x)
-            return kv, {"total": total, "wide": communicator.all_gather(x, 1), "long": communicator.all_gather(x, 0)}
+            return kv, {"total": total, "wide": communicator.all_gather(x, 1), "long": communicator.all_gather(x, 0),
+                "mixed": communicator.all_to_all(x, 1)}  # fmt: skip
 
         ops = device._table["embedding"]
-        table = dense(torch.arange(12.0).reshape(4, 3) * (rank + 1))
+        table = dense(torch.arange(16.0).reshape(4, 4) * (rank + 1))
         executable = device.compile(step, Bucket(8, 2, 8, 1))
         kv = device.alloc_kv(KVLayout((LayerKV(1, 16),), 16, "float32"), 1)
         found = []
@@ -107,17 +114,19 @@ def test_a_recorded_step_calls_them_with_the_true_sizes() -> None:
             given = torch.tensor(ids, dtype=torch.int32)
             sizes = torch.tensor([len(ids), 1, 1], dtype=torch.int32)
             _, outputs = executable(kv, {"token_ids": given, "sizes": sizes})
-            found += [torch.from_numpy(device.get(outputs[n]).result()) for n in ("total", "wide", "long")]
+            found += [torch.from_numpy(device.get(outputs[n]).result()) for n in ("total", "wide", "long", "mixed")]
         return found
 
     with group(2) as ranks:
         first, second = together(lambda rank: run(rank, ranks), 2)
-    for ids, at in (([1, 3, 0], 0), ([2], 3), ([0, 1, 2, 3, 3], 6)):
-        x = torch.arange(12.0).reshape(4, 3)[ids]
-        for found in (first, second):
+    for ids, at in (([1, 3, 0], 0), ([2], 4), ([0, 1, 2, 3, 3], 8)):
+        x = torch.arange(16.0).reshape(4, 4)[ids]
+        for rank, found in enumerate((first, second)):
             assert torch.equal(found[at], 3 * x)
             assert torch.equal(found[at + 1], torch.cat([x, 2 * x], 1))
             assert torch.equal(found[at + 2][: 2 * len(ids)], torch.cat([x, 2 * x]))
+            own = x[:, 2 * rank : 2 * rank + 2]
+            assert torch.equal(found[at + 3], torch.cat([own, 2 * own], 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -180,6 +189,8 @@ def test_ranks_that_call_with_other_sizes_are_reported() -> None:
 def test_what_cannot_be_added_or_recorded_is_refused() -> None:
     with group(1) as ranks, pytest.raises(PlatformError, match=r"all_reduce of torch\.bool: there are torch\.float32"):
         ranks[0][1].all_reduce(torch.zeros(2, dtype=torch.bool))
+    with group(2) as ranks, pytest.raises(PlatformError, match="dimension 1 of 3 does not divide among 2 ranks"):
+        ranks[0][1].all_to_all(torch.zeros(2, 3), 1)
 
 
 def test_ranks_without_common_memory_are_refused_with_the_remedy(
@@ -207,6 +218,6 @@ def test_ranks_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(3):
         device = NativeDevice(rank=rank, world_size=3, rendezvous="file:///nowhere")
         counts.append(device.team.threads)
-        assert device.capabilities().collectives == {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
+        assert device.capabilities().collectives == COLLECTIVES | {ALL_TO_ALL}
         device.close()
     assert counts == [2, 2, 2]

@@ -43,7 +43,8 @@ class Kernels:
         self.team = Team(native.load(isa), threads)
         self.ops = NativeOps(EagerLauncher(self.team))
         self.linear = NativeLinear(self.ops, compute)
-        self.moe = NativeMoE(self.ops, self.linear).moe
+        self.experts = NativeMoE(self.ops, self.linear)
+        self.moe = self.experts.moe
 
 
 @pytest.fixture(scope="module")

@@ -242,7 +242,7 @@ def test_the_table_has_every_operator() -> None:
     for name in OPERATORS:
         bound = operator(name)
         assert bound.tag == "triton"
-        assert (bound.pack is not None) == (name in ("linear", "logits", "moe"))
+        assert (bound.pack is not None) == (name in ("linear", "logits", "moe", "own_experts"))
 
 
 def test_an_unknown_dtype_is_refused() -> None:

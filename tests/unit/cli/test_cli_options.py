@@ -62,6 +62,7 @@ def test_nothing_given_is_the_default_configuration() -> None:
 
 EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
+    "--pipeline-parallel-size 2 --expert-parallel "
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k --role both --kv-connector shm --kv-listen a:1 "
@@ -70,7 +71,9 @@ EVERYTHING = (
     "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
     "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
-    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1"
+    "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1 "
+    "--replicas 2 --ray-address local --min-replicas 1 --max-replicas 3 --target-ttft 1s --target-queue 2 "
+    "--max-restarts 1 --start-timeout 9 --profile-dir d"
 )
 
 
@@ -98,7 +101,7 @@ def test_every_option_has_its_place() -> None:
         },
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
-        "parallel": {"tensor_parallel_size": 2},
+        "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "expert_parallel": True},
         "transfer": {
             "role": "both",
             "kv_connector": "shm",
@@ -128,6 +131,7 @@ def test_every_option_has_its_place() -> None:
             "tracing": True,
             "enable_control_routes": True,
             "kv_events_endpoint": "tcp://*:1",
+            "profile_dir": "d",
         },
         "loading": {
             "aliases": {"x": "m", "y": "1"},
@@ -136,6 +140,16 @@ def test_every_option_has_its_place() -> None:
             "keep_alive": 90.0,
             "load_timeout": 9.0,
             "preload": "x",
+        },
+        "scale": {
+            "replicas": 2,
+            "ray_address": "local",
+            "min_replicas": 1,
+            "max_replicas": 3,
+            "target_ttft": 1.0,
+            "target_queue": 2.0,
+            "max_restarts": 1,
+            "start_timeout": 9.0,
         },
     }
 

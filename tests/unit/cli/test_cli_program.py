@@ -10,6 +10,7 @@ import pytest
 from lang_fakes import FakeServer
 
 import headrace.lang
+from headrace import lang as hl
 from headrace.cli.main import main
 
 SOURCE = """
@@ -128,6 +129,10 @@ def test_rows_give_a_line_each(file: str, fake: FakeServer, tmp_path: Path, caps
         (["run", "/nowhere.py"], "/nowhere.py: no such file"),
         (["run", "/nowhere.json"], "/nowhere.json: No such file"),
         (["run", "BROKEN"], "cannot be executed: ZeroDivisionError"),
+        (["run", "FILE", "country=Italy", "--stream", "--rows", "ROWS"], "--stream shows one run: leave out --rows"),
+        (["compile", "FILE", "tims=2"], "it has no input 'tims'; its inputs: country, times"),
+        (["graph", "FILE", "country=Italy"], "`country` is an input of each run"),
+        (["check", "PLAN", "times=2"], "is a plan: it has been compiled, so there is no `times`"),
         (["check", "EMPTY"], "has no program: put @program"),
         (["check", "TEXT"], "not JSON"),
     ],
@@ -140,7 +145,8 @@ def test_errors_are_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    texts = {"BROKEN": ("b.py", "1 / 0"), "EMPTY": ("e.py", ""), "TEXT": ("t.json", "hello")}
+    plan = hl.encode_plan(hl.program(name="a")(lambda s: s.text("a")).compile()).decode()
+    texts = {"BROKEN": ("b.py", "1 / 0"), "EMPTY": ("e.py", ""), "TEXT": ("t.json", "hello"), "PLAN": ("p.json", plan)}
     for name, content in texts.values():
         (tmp_path / name).write_text(content)
     files = {"FILE": file} | {key: str(tmp_path / name) for key, (name, _) in texts.items()}

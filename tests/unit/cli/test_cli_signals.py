@@ -59,6 +59,7 @@ MODULES = [
     (["program", "schema"], "headrace.lang.plan", signal.SIGTERM),
     (["program", "run", "x.py"], "headrace.cli.program_files", signal.SIGINT),
     (["route", "http://x:1"], "fastapi", signal.SIGTERM),
+    (["status"], "httpx", signal.SIGINT),
     (["simulate"], "headrace.route.simulation", signal.SIGINT),
     (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),
     (["bench", "offline", "{model}"], "headrace.bench.verb_offline", signal.SIGTERM),

@@ -52,6 +52,31 @@ def test_the_longest_cached_prefix_goes_first_among_equals() -> None:
     assert order(driver) == ["warm", "urgent", "full", "part", "cold"]
 
 
+def test_turns_order_what_came_at_the_same_moment_and_nothing_else() -> None:
+    driver = Driver(ONE)
+    driver.add(
+        request("first", [3], 2, arrival=0.0),
+        replace(request("third", [4], 2, arrival=1.0), turn=(-1,)),
+        replace(request("second", [5], 2, arrival=1.0), turn=(-9, 4)),
+        replace(request("fourth", [6], 2, arrival=2.0), turn=(-100,)),
+        replace(request("zeroth", [7], 2, arrival=2.0, priority=-1), turn=(5,)),
+    )
+    assert order(driver) == ["zeroth", "first", "second", "third", "fourth"]
+
+
+def test_a_cached_prefix_overtakes_within_a_turn_but_not_across_turns() -> None:
+    driver = Driver(ONE)
+    stem = list(range(2, 26))
+    driver.add(request("warm", stem, 1))
+    driver.run()
+    driver.add(
+        replace(request("urgent", range(30, 50), 2, arrival=1.0), turn=(-9, 1)),
+        replace(request("cold", range(30, 40), 2, arrival=1.0), turn=(-3, 1)),
+        replace(request("hot", [*stem, 60], 2, arrival=1.0), turn=(-3, 2)),
+    )
+    assert order(driver) == ["warm", "urgent", "hot", "cold"]
+
+
 def test_no_request_starves_behind_a_popular_prefix() -> None:
     """A request without a cached prefix, and a stream of requests with one that never ends while it waits."""
     driver = Driver(ONE)

@@ -20,6 +20,7 @@ from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.drafting import Drafting
 from headrace.engine.wire import EngineInfo
+from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.types import NO_TOKEN, Delta, SamplingParams, StepPlan, StepResult, TokenLogprobs
 
 BOS, EOS = 256, 257
@@ -61,6 +62,20 @@ class ByteTokenizer:
 
     def stream(self, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> ByteStream:
         return ByteStream(skip_special_tokens)
+
+
+class ChatTokenizer(ByteTokenizer):
+    """With a template. Bytes that are no UTF-8 become others in text, as with any vocabulary of bytes."""
+
+    async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
+        texts = [f"<{one['role'][0]}>{one['content']}" for one in inputs.messages]
+        return "".join(texts) + "<a>" * inputs.add_generation_prompt
+
+    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(one for one in ids if one < 256).decode(errors="replace")
 
 
 INFO = EngineInfo("/nowhere", 128, VOCAB, (EOS,), "fake", "float32", "float32", 4, 64, 8)

@@ -9,10 +9,10 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from engine_fakes import ByteTokenizer, FakeEngine, FakeRunner, in_process, make_engine
+from engine_fakes import ChatTokenizer, FakeEngine, FakeRunner, in_process, make_engine
 from lang_writer import drawn, echo, mutated
 
 from headrace import lang as hl
@@ -22,27 +22,12 @@ from headrace.errors import HeadraceError, InvalidRequest, ProgramError
 from headrace.lang.interpreter import Interpreter
 from headrace.lang.plan import Plan, decode_plan
 from headrace.programs import EngineBackend
-from headrace.tokenization.chat_inputs import ChatInputs
 
 COUNT = int(os.environ.get("HEADRACE_LANG_FUZZ", "100"))
 AT_ONCE = 8
 MOST_WORK = 1500
 """Operations of a plan that is run."""
 LENGTH = 512
-
-
-class ChatTokenizer(ByteTokenizer):
-    """With a template. Bytes that are no UTF-8 become others in text, as with any vocabulary of bytes."""
-
-    async def apply_chat_template_async(self, inputs: ChatInputs) -> str:
-        texts = [f"<{one['role'][0]}>{one['content']}" for one in inputs.messages]
-        return "".join(texts) + "<a>" * inputs.add_generation_prompt
-
-    def encode_chat(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self.encode(text, add_special_tokens)
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return bytes(one for one in ids if one < 256).decode(errors="replace")
 
 
 Ending = tuple[dict[str, Any], list[dict[str, str]]] | HeadraceError | None

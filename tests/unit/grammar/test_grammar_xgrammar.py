@@ -170,7 +170,8 @@ def bare(text: str) -> bool:
 def test_reduced_expressions_mean_the_same() -> None:
     """Python's own reader judges both. Inside of JSON nothing matches that needs an escape."""
     rng = random.Random(2)
-    texts = rng.sample(TEXTS, 400)
+    unescaped = {one for one in TEXTS if bare(one)}
+    texts = [*sorted(unescaped), *rng.sample([one for one in TEXTS if one not in unescaped], 100)]
     for _ in range(150):
         body = random_regex(rng)
         for pattern in (f"^({body})$", f"^({body})", f"({body})$", f"({body})"):
@@ -179,9 +180,10 @@ def test_reduced_expressions_mean_the_same() -> None:
             try:
                 reduced = re.compile(plain(pattern, in_json=True))
             except ValueError:
-                assert not any(bare(one) and judge.search(one) for one in texts)
+                assert not any(judge.search(one) for one in unescaped)
                 continue
-            wrong = [one for one in texts if (bare(one) and bool(judge.search(one))) != bool(reduced.fullmatch(one))]
+            expected = {one for one in unescaped if judge.search(one)}
+            wrong = [one for one in texts if (one in expected) != bool(reduced.fullmatch(one))]
             assert wrong == [], pattern
         whole, judge = re.compile(plain(body, in_json=False)), re.compile(body)
         assert [one for one in texts if bool(judge.fullmatch(one)) != bool(whole.fullmatch(one))] == [], body

@@ -80,6 +80,8 @@ def test_a_static_parameter_is_known_when_compiling() -> None:
     assert repeat.compile(count=2) is repeat.compile(count=2)
     with pytest.raises(ProgramError, match="`count` is needed when it is compiled"):
         repeat.compile()
+    with pytest.raises(ProgramError, match="has no input 'cuont'; its inputs: "):
+        repeat.compile(cuont=2)
 
 
 def test_branches_give_one_state_and_variables_that_may_be_unbound() -> None:
@@ -94,7 +96,8 @@ def test_branches_give_one_state_and_variables_that_may_be_unbound() -> None:
         return hl.out(one=s.get("one", "unset"))
 
     plan = compiled(branch)
-    assert "If" in kinds(plan)
+    (op,) = (op for op in plan.body.ops if isinstance(op, IfOp))
+    assert op.at.endswith(f":{branch.__code__.co_firstlineno + 2}"), "the line of the `if_`, not of the `else_`"
     for wanted, both, one in ((True, "then", "set"), (False, "else", "unset")):
         found = hl.load_plan(hl.encode_plan(plan)).run(wanted, on=FakeBackend())
         assert (found["both"], found["one"], found.text) == (both, one, "yes" if wanted else "")
@@ -275,6 +278,7 @@ def test_conditions_without_else_and_constants_of_state() -> None:
         (lambda s, x: s.text(s), "a state is no text"),
         (lambda s, x: hl.while_(x == "a", max=3).__enter__(), "lambda"),
         (lambda s, x: hl.for_(x.split(",")).__enter__(), "`max` is needed"),
+        (lambda s, x: hl.while_(lambda: x == "a").__enter__(), "`max` is needed"),
         (lambda s, x: hl.if_(x).__enter__(), "this is text"),
         (lambda s, x: hl.else_().__enter__(), "must follow"),
         (lambda s, x: hl.call(lambda: 1), "use def"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from pathlib import Path
 
 from stub_engine import Stub
 
@@ -14,6 +15,9 @@ async def main() -> None:
     setup = json.load(sys.stdin)
     if setup["path"] == "broken":
         sys.exit(3)
+    if setup["path"] == "unloadable":
+        Path(setup["report"]).write_text('{"error": "the weights are not there", "final": true}')
+        sys.exit(2)
     stub = Stub()
     await stub.start(setup["config"]["server"]["port"])
     ended = asyncio.Event()

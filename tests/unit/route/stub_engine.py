@@ -52,7 +52,8 @@ class Got:
 
 class Stub:
     """Behaves by `mode`: `ok`; `busy`, `draining` (503); `close` (without an answer), `hang` (no answer); `cut` (after
-    `tokens` tokens), `comment` (a sign of life, then the end), `fault` (a sign of life, then an error), `invalid`."""
+    `tokens` tokens), `comment` (a sign of life, then the end), `fault` (a sign of life, then an error), `invalid`,
+    `taker` (no answer to a request that waits for blocks, the others at once)."""
 
     def __init__(self, model: str = "tiny", tokens: int = 4, mode: str = "ok", wait: float = 0.0) -> None:
         self.model, self.tokens, self.mode, self.wait = model, tokens, mode, wait
@@ -132,9 +133,12 @@ class _Connection(asyncio.Protocol):
         elif path == "/v1/engine/role":
             role = self.stub.role
             status = 404 if role is None else 200
-            self.transport.write(answer(status, json.dumps({"role": role}).encode()))
+            told = {"role": role, "connector": "tcp", "address": f"tcp:127.0.0.1:{self.stub.port}", "epoch": 1}
+            self.transport.write(answer(status, json.dumps(told).encode()))
         elif path == "/v1/engine/events":
             self._events()
+        elif path in ("/v1/router/replicas", "/v1/engine/state"):
+            self.transport.write(answer(404, _error("no such route", "not_found")))
         elif self.stub.mode == "ok" and not self.stub.wait:
             self.transport.write(self._whole() if b'"stream":true' not in self.body else self._streamed())
         else:
@@ -169,8 +173,6 @@ class _Connection(asyncio.Protocol):
     def _whole(self) -> bytes:
         text = "x" * self.stub.tokens
         body = {"choices": [{"index": 0, "message": {"content": text}}], "usage": {"prompt_tokens": 20}}
-        if b'"do_remote_decode":true' in self.body:
-            body["kv_transfer_params"] = {"do_remote_prefill": True, "remote_address": self.stub.url}
         return answer(200, json.dumps(body).encode(), b"application/json", b"x-headrace-cached-tokens: 16")
 
     def _streamed(self) -> bytes:
@@ -184,6 +186,8 @@ class _Connection(asyncio.Protocol):
             write(self._whole() if not stream else self._streamed())
         elif mode in ("busy", "draining"):
             write(answer(503, _error("no room", "overloaded"), b"application/json", b"retry-after: 1"))
+        elif mode == "taker" and b"do_remote_prefill" not in self.body:
+            write(self._whole() if not stream else self._streamed())
         elif mode == "close":
             self.transport.abort()
         elif mode == "cut":

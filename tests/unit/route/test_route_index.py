@@ -22,44 +22,69 @@ class Tree:
     def restart(self) -> None:
         self.epoch, self.seq = self._draw.getrandbits(60), 0
         self.parents: dict[bytes, bytes] = {}
-        self.tiers: dict[bytes, str] = {}
+        """Of blocks on the device."""
+        self.beside: dict[str, set[bytes]] = {"host": set(), "disk": set()}
 
     def snapshot(self) -> tuple[int, int, list[tuple[bytes, str, list[bytes]]]]:
         # Parents come before children: a block is stored after the one before it.
-        return self.epoch, self.seq, [(self.parents[name], self.tiers[name], [name]) for name in self.parents]
+        runs = [(parent, "device", [name]) for name, parent in self.parents.items()]
+        return self.epoch, self.seq, runs + [(b"", tier, sorted(names)) for tier, names in self.beside.items()]
 
     def change(self) -> tuple[str, bytes, list[bytes], str]:
         """Do something, and tell what."""
         self.seq += 1
         draw, what = self._draw, self._draw.random()
+        tier = draw.choices(TIERS, (6, 2, 2))[0]
         if what < 0.6 or not self.parents:
-            names = list(chain(START, [(draw.randrange(3),) for _ in range(draw.randrange(1, 6))]))
-            tier = draw.choices(TIERS, (8, 1, 1))[0]
-            parent = START
-            for name in names:
-                self.parents.setdefault(name, parent)
-                self.tiers[name] = tier
-                parent = name
-            return "stored", START, names, tier
+            return "stored", START, self._store(tier), tier
         if what < 0.97:
-            name = draw.choice(list(self.parents))
-            tier = self.tiers[name]
+            held = sorted(self.parents if tier == "device" else self.beside[tier]) or [b"none"]
+            name = draw.choice(held)
+            self._remove(name, tier)
+            return "removed", b"", [name], tier
+        self.parents.clear()
+        return "cleared", b"", [], "device"
+
+    def _store(self, tier: str) -> list[bytes]:
+        draw = self._draw
+        names = list(chain(START, [(draw.randrange(3),) for _ in range(draw.randrange(1, 6))]))
+        if tier != "device":
+            # Of a tier's blocks any may be missing.
+            names = draw.sample(names, draw.randrange(1, len(names) + 1))
+            self.beside[tier].update(names)
+            return names
+        parent = START
+        for name in names:
+            self.parents.setdefault(name, parent)
+            parent = name
+        return names
+
+    def _remove(self, name: bytes, tier: str) -> None:
+        if tier != "device":
+            self.beside[tier].discard(name)
+        elif name in self.parents:
             below = [name]
             for one in below:
                 below += [child for child, parent in self.parents.items() if parent == one]
             for one in below:
-                del self.parents[one], self.tiers[one]
-            return "removed", b"", [name], tier
-        self.parents.clear()
-        self.tiers.clear()
-        return "cleared", b"", [], "device"
+                del self.parents[one]
+
+    def blocks(self) -> dict[bytes, set[str]]:
+        found = {name: {"device"} for name in self.parents}
+        for tier, names in self.beside.items():
+            for name in names:
+                found.setdefault(name, set()).add(tier)
+        return found
 
     def held(self, names: list[bytes]) -> Held:
+        """On the device as far as that goes, then in the other tiers as far as they go."""
         tiers: list[str] = []
         for name in names:
-            if name not in self.tiers:
+            on_device = name in self.parents and "host" not in tiers and "disk" not in tiers
+            tier = "device" if on_device else next((one for one in self.beside if name in self.beside[one]), None)
+            if tier is None:
                 break
-            tiers.append(self.tiers[name])
+            tiers.append(tier)
         return Held(*(tiers.count(tier) for tier in TIERS))
 
 
@@ -93,13 +118,13 @@ def test_the_index_is_the_true_tree_after_gaps_and_restarts(seed: int) -> None:
             assert not index.known(name)
             assert index.size(name) == 0
             index.replace(name, *tree.snapshot())
-        assert index.blocks(name) == tree.tiers
-        assert index.size(name) == len(tree.parents)
+        assert index.blocks(name) == tree.blocks()
+        assert index.size(name) == len(tree.blocks())
         names = list(chain(START, [(draw.randrange(3),) for _ in range(6)]))
         expected = {
             one: held
             for one, held in ((one, trees[one].held(names)) for one in trees)
-            if held.blocks and index.known(one) and index.blocks(one) == trees[one].tiers
+            if held.blocks and index.known(one) and index.blocks(one) == trees[one].blocks()
         }
         found = index.held(names)
         assert {one: found[one] for one in expected} == expected
@@ -121,22 +146,27 @@ def test_another_epoch_is_another_process() -> None:
     assert index.size("a") == 0
 
 
-def test_a_block_moves_between_tiers() -> None:
+def test_a_block_is_in_several_tiers() -> None:
     index = PrefixIndex()
-    index.replace("a", 1, 0, [(START, "device", [b"x", b"y"])])
-    index.store("a", b"x", [b"y"], "disk")
-    assert index.held([b"x", b"y"]) == {"a": Held(1, 0, 1)}
-    index.remove("a", [b"y"], "device")
-    assert index.size("a") == 2, "it had left the device before"
-    index.remove("a", [b"y"], "disk")
-    assert index.held([b"x", b"y"]) == {"a": Held(1)}
+    index.replace("a", 1, 0, [(START, "device", [b"x", b"y"]), (b"", "disk", [b"y", b"z"])])
+    assert index.held([b"x", b"y", b"z"]) == {"a": Held(2, 0, 1)}
+    index.store("a", b"", [b"z"], "host")
+    assert index.held([b"x", b"y", b"z"]) == {"a": Held(2, 1, 0)}, "of two tiers the faster one counts"
+    index.remove("a", [b"x"])
+    assert index.held([b"x", b"y", b"z"]) == {}, "nothing counts behind a gap"
+    index.store("a", b"", [b"x"], "disk")
+    assert index.held([b"x", b"y", b"z"]) == {"a": Held(0, 1, 2)}
+    index.remove("a", [b"z", b"z", b"never"], "host")
+    index.clear("a")
+    assert index.held([b"x", b"y", b"z"]) == {"a": Held(0, 0, 3)}, "what is cleared is the device"
+    assert index.size("a") == 3
 
 
 def test_memory_of_a_forgotten_engine_is_free() -> None:
     index = PrefixIndex()
     index.replace("a", 1, 0, [(START, "device", [b"x", b"y"])])
-    index.replace("b", 1, 0, [(START, "device", [b"x"])])
+    index.replace("b", 1, 0, [(START, "device", [b"x"]), (b"", "host", [b"y"])])
     index.forget("a")
     assert index.held([b"x"]) == {"b": Held(1)}
     index.forget("b")
-    assert index._holders == {}
+    assert index._holders == index._beside == {}

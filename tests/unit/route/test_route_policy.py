@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headrace.route.load_book import LoadBook
 from headrace.route.policy import Candidate, Rates, cached_tokens, cost, least_loaded, place, round_robin, split
 from headrace.route.prefix_index import Held
@@ -113,3 +115,23 @@ def test_sequences_of_others_count_too() -> None:
     assert book.running == 3
     book.reported(0)
     assert book.running == 0
+
+
+def test_the_rate_is_learned_from_whole_answers_too() -> None:
+    book = LoadBook(Rates(prefill=1.0))
+    ticket = book.open(100, 0.0, 1)
+    ticket.told(0.3)
+    assert book.rates.prefill == pytest.approx(0.9 * 1.0 + 0.1 * 3.0)
+    assert (book.queued, book.running) == (0, 1)
+    ticket.close()
+    assert book.running == 0
+
+
+def test_a_tier_is_dearer_than_the_device_and_hardly_dearer_than_computing() -> None:
+    def price(held: Held, **rates: float) -> float:
+        return cost(Candidate("a", held, 16, 0, 0, 8, Rates(**rates)), 1600, 10)
+
+    places = [Held(device=50), Held(host=50), Held(disk=50), Held()]
+    assert sorted(places, key=price) == places
+    fast = [price(held, prefill=0.01) for held in places]
+    assert fast[0] < fast[3] < fast[1] == fast[2] < 1.05 * fast[3]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from route_harness import Routed, routed, until
+from route_harness import PATIENCE, Routed, routed, until
 from stub_engine import DONE, LAYOUT, PIECE, Stub, contents
 from test_route_relay import run
 
@@ -29,19 +29,21 @@ class Reader:
 
 
 @asynccontextmanager
-async def group() -> AsyncIterator[Routed]:
-    """A giver and a taker of blocks; six sequences run on the taker."""
-    stubs = [Stub(), Stub()]
-    for stub, stub.role in zip(stubs, ("prefill", "decode"), strict=True):
+async def group(takers: int = 1) -> AsyncIterator[Routed]:
+    """A giver and takers of blocks; six sequences run on each taker."""
+    roles = ["prefill", *["decode"] * takers]
+    stubs = [Stub() for _ in roles]
+    for stub, stub.role in zip(stubs, roles, strict=True):
         stub.events = asyncio.Queue()
         stub.events.put_nowait(contents())
     async with routed(stubs) as it:
-        await until(lambda: [one.role for one in it.fleet.replicas] == ["prefill", "decode"])
+        await until(lambda: [one.role for one in it.fleet.replicas] == roles)
         await until(lambda: all(one.facts.layout == LAYOUT for one in it.fleet.replicas if one.facts))
         reader: Any = Reader()
         it.fleet.readers["tiny"].close()
         it.fleet.readers["tiny"] = reader
-        it.fleet.replicas[1].load.elsewhere = 6
+        for one in it.fleet.replicas[1:]:
+            one.load.elsewhere = 6
         yield it
 
 
@@ -56,7 +58,9 @@ def test_one_computes_and_the_other_answers(stream: bool) -> None:
             messages = [{"role": "user", "content": "Hi"}]
             common = {"model": "tiny", "messages": messages, "seed": 7}
             assert first.json == {**common, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-            given = {"do_remote_prefill": True, "remote_address": it.stubs[0].url}
+            address = f"tcp:127.0.0.1:{it.stubs[0].port}"
+            # The giver gets 2 s, and five times what 1,000 tokens are expected to take.
+            given = {"do_remote_prefill": True, "remote_address": address, "patience": 4.0}
             assert second.json.pop("stream", False) == stream
             assert {**second.json, "stream": stream} == {
                 **common,
@@ -65,19 +69,97 @@ def test_one_computes_and_the_other_answers(stream: bool) -> None:
                 "kv_transfer_params": given,
             }
             assert it.figures()["headrace_router_splits_total"] == 1
-            assert all(one.load.tickets == 0 for one in it.fleet.replicas)
+            await until(lambda: all(one.load.tickets == 0 for one in it.fleet.replicas))
 
     run(check())
 
 
 @pytest.mark.parametrize("mode", ["close", "busy", "invalid"])
-def test_without_the_first_the_second_computes_everything(mode: str) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_the_first_the_second_computes_everything(mode: str, stream: bool) -> None:
+    """It is asked again, and what it waited for is given up."""
+
     async def check() -> None:
         async with group() as it:
-            it.stubs[0].mode = mode
-            assert (await it.ask()).json()["choices"][0]["message"]["content"] == "xxxx"
+            it.stubs[0].mode, it.stubs[1].mode = mode, "taker"
+            reply = await it.ask(stream=stream)
+            assert reply.status_code == 200
+            assert stream or reply.json()["choices"][0]["message"]["content"] == "xxxx"
             assert len(it.stubs[0].posts) == 1
-            assert "kv_transfer_params" not in it.stubs[1].posts[0].json
+            waiting, plain = it.stubs[1].posts
+            assert "kv_transfer_params" in waiting.json
+            assert "kv_transfer_params" not in plain.json
+            await asyncio.wait_for(waiting.closed.wait(), PATIENCE)
+            await until(
+                lambda: all(one.load.tickets == one.load.queued == one.load.running == 0 for one in it.fleet.replicas)
+            )
+
+    run(check())
+
+
+def test_a_giver_that_is_late_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.route.split_ask._LEAST", 0.0)
+    monkeypatch.setattr("headrace.route.split_ask._TIMES", 0.1)
+
+    async def check() -> None:
+        async with group() as it:
+            it.stubs[0].mode, it.stubs[1].mode = "hang", "taker"
+            assert (await it.ask()).status_code == 200
+            await asyncio.wait_for(it.stubs[0].posts[0].closed.wait(), PATIENCE)
+            assert it.figures()['headrace_router_unserved_total{replica="0"}'] == 1
+
+    run(check())
+
+
+def test_a_taker_that_is_lost_is_replaced() -> None:
+    async def check() -> None:
+        async with group(takers=2) as it:
+            it.stubs[1].mode = "close"
+            it.fleet.replicas[2].load.elsewhere = 7
+            assert (await it.ask()).headers["x-headrace-replica"] == "2"
+            assert it.figures()["headrace_router_retries_total"] == 1
+
+    run(check())
+
+
+def test_a_client_that_leaves_ends_the_work_of_both() -> None:
+    async def check() -> None:
+        async with group() as it:
+            it.stubs[0].mode, it.stubs[1].mode = "hang", "taker"
+            asked = asyncio.create_task(it.ask())
+            await until(lambda: it.stubs[0].posts and it.stubs[1].posts)
+            asked.cancel()
+            for stub in it.stubs:
+                await asyncio.wait_for(stub.posts[0].closed.wait(), PATIENCE)
+            await until(lambda: it.state.inflight == 0)
+            await until(lambda: all(one.load.tickets == 0 for one in it.fleet.replicas))
+
+    run(check())
+
+
+def test_an_answer_ends_what_still_computes_its_prompt() -> None:
+    """The taker did not need it: it found the blocks elsewhere."""
+
+    async def check() -> None:
+        async with group() as it:
+            it.stubs[0].mode = "hang"
+            assert (await it.ask(stream=True)).status_code == 200
+            await asyncio.wait_for(it.stubs[0].posts[0].closed.wait(), PATIENCE)
+            assert it.fleet.replicas[0].state == "ready"
+
+    run(check())
+
+
+@pytest.mark.parametrize(("splitting", "count"), [("auto", 0), ("always", 1), ("never", 0)])
+def test_prompts_are_split_always_or_never(splitting: Any, count: int) -> None:
+    """For a taker that does nothing else it would not pay."""
+
+    async def check() -> None:
+        async with group() as it:
+            it.fleet.replicas[1].load.elsewhere = 0
+            it.fleet._splitting = splitting
+            assert (await it.ask()).headers["x-headrace-replica"] == "1"
+            assert len(it.stubs[0].posts) == count
 
     run(check())
 
@@ -130,7 +212,5 @@ def test_bodies_of_both() -> None:
     body = json.dumps({"prompt": "a", "stream": True, "n": 2, "max_completion_tokens": 9, "temperature": 0}).encode()
     wanted = {"prompt": "a", "temperature": 0, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
     assert json.loads(prefill_body(body)) == wanted
-    assert decode_body(body, b"{}") is decode_body(body, b"no json") is None
-    given = decode_body(body, b'{"kv_transfer_params": {"x": 1}}')
-    assert given is not None
-    assert json.loads(given) == {**json.loads(body), "kv_transfer_params": {"x": 1}}
+    given = {"do_remote_prefill": True, "remote_address": "tcp:a:1", "patience": 2.5}
+    assert json.loads(decode_body(body, "tcp:a:1", 2.5)) == {**json.loads(body), "kv_transfer_params": given}

@@ -179,6 +179,17 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error():
         assert reader.end()["error"]["code"] == "shutting_down"
 
 
+def test_a_reader_of_the_events_does_not_delay_the_shutdown():
+    """A router follows them as long as the engine is there."""
+    with (
+        server(server={"drain_timeout": 600}) as running,
+        httpx.stream("GET", f"{running.url}/v1/engine/events", timeout=PATIENCE) as reply,
+    ):
+        assert reply.status_code == 200
+        running.process.send_signal(signal.SIGTERM)
+        assert running.stop() == (0, "stopped True\n")
+
+
 def test_an_incomplete_body_does_not_delay_the_shutdown():
     with server(server={"drain_timeout": 0.2}) as running:
         address = ("127.0.0.1", int(running.url.rpartition(":")[2]))

@@ -109,3 +109,15 @@ def test_a_feed_asks_while_someone_listens() -> None:
     feed.close(listeners[1])
     feed.close(listeners[0])
     assert sent == [WatchCache(True), WatchCache(True, True), WatchCache(True, True), WatchCache(False)]
+
+
+def test_tiers_are_media() -> None:
+    """Of blocks beside the device hashes alone are known."""
+    first = CacheContents(CacheSnapshot(1, 0, [CacheRun(b"", [ONE], "disk")]))
+    events = [CacheEvent("stored", [TWO], "host"), CacheEvent("removed", [ONE], "disk")]
+    (_, contents), (_, changes) = received([first, CacheChanged(CacheBatch(1, 1, events))])
+    assert contents == [["AllBlocksCleared"], ["BlockStored", [number(ONE)], None, [], 0, None, "STORAGE", None]]
+    assert changes == [
+        ["BlockStored", [number(TWO)], None, [], 0, None, "CPU", None],
+        ["BlockRemoved", [number(ONE)], "STORAGE"],
+    ]

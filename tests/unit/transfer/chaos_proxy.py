@@ -32,7 +32,11 @@ class ChaosProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._port))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:
+                    client.close()
+                    continue
                 self._sockets += [client, server]
                 threading.Thread(target=_pass, args=(client, server, lambda at, data: data), daemon=True).start()
                 threading.Thread(target=_pass, args=(server, client, self._change), daemon=True).start()

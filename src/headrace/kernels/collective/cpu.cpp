@@ -1,5 +1,5 @@
-// Collectives between processes of one machine, as kernels: all_reduce and all_gather over a shared segment, and
-// the lookups of a table that is split over ranks.
+// Collectives between processes of one machine, as kernels: all_reduce, all_gather and all_to_all over a shared segment,
+// and the lookups of a table that is split over ranks.
 #include <string.h>
 
 #include "segment.h"
@@ -27,6 +27,15 @@ typedef struct hr_all_gather_args {
     int32_t stacked;  // the ranks' rows are stacked: all rows of rank 0, then those of rank 1, …
 } hr_all_gather_args;
 HR_LAYOUT(hr_all_gather_args, segment, x, y, bytes, rows, stacked);
+
+typedef struct hr_all_to_all_args {
+    hr_segment segment;
+    const char *x;
+    char *y;
+    int64_t bytes;  // of a block; a row of x and y holds one for each rank
+    hr_dim rows;
+} hr_all_to_all_args;
+HR_LAYOUT(hr_all_to_all_args, segment, x, y, bytes, rows);
 
 typedef struct hr_own_args {
     const int32_t *ids;
@@ -103,6 +112,31 @@ HR_KERNEL(all_gather) {
                     int64_t n = bytes - column < end - i ? bytes - column : end - i;
                     memcpy(a->y + (row * s->size + rank) * bytes + column, slot + i, (size_t)n);
                     i += n;
+                }
+            }
+        });
+}
+
+// Block j of a row is this rank's block of rank j's row. A rank reads only its own blocks of what the others write.
+HR_KERNEL(all_to_all) {
+    const auto *a = (const hr_all_to_all_args *)args;
+    const hr_segment *s = &a->segment;
+    int64_t block = a->bytes, stride = block * s->size, own = block * s->rank;
+    exchange(
+        s, ctx, hr_size(ctx, a->rows) * stride,
+        [&](char *slot, int64_t begin, int64_t part) { copy_share(ctx, slot, a->x + begin, part); },
+        [&](u32 turn, int64_t at, int64_t part) {
+            int64_t begin, end;
+            hr_share(ctx, part, 64, &begin, &end);
+            begin += at;
+            end += at;
+            for (int rank = 0; rank < s->size && begin < end; rank++) {
+                const char *slot = slot_of(s, turn, rank);
+                for (int64_t row = begin / stride; row * stride + own < end; row++) {
+                    int64_t start = row * stride + own;
+                    int64_t first = start > begin ? start : begin, stop = start + block < end ? start + block : end;
+                    char *to = a->y + row * stride + rank * block + (first - start);
+                    if (first < stop) memcpy(to, slot + (first - at), (size_t)(stop - first));
                 }
             }
         });

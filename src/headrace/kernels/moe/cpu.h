@@ -26,4 +26,13 @@ typedef struct hr_moe_args {
 HR_LAYOUT(hr_moe_args, x, router, bias, y, gate_up, down, chosen, shares, order, place, first, hidden, out, m,
           experts, top_k, columns, width, sigmoid, renormalize, groups, top_groups, group_best, kind, scale);
 
+// Of the operators for experts that are distributed over ranks. own_experts: `moe.gate_up` and `moe.down` hold the
+// experts [begin, begin + held), and y is [T k, D], a row for each pair. mix_experts: `moe.x` is [T k, ranks D], a block
+// of D columns from each rank; of a pair's row the block of its expert's rank is added.
+typedef struct hr_experts_args {
+    hr_moe_args moe;
+    int32_t begin, held, ranks;
+} hr_experts_args;
+HR_LAYOUT(hr_experts_args, moe, begin, held, ranks);
+
 #endif

@@ -76,18 +76,23 @@ inline void route_token(const hr_moe_args *a, int64_t token, char *scratch) {
     for (int64_t i = 0; i < k; i++) shares[i] = shares[i] / unit * a->scale;
 }
 
-// Sort pairs by expert with a counting sort, which is stable.
-inline void sort_pairs(const hr_moe_args *a, int64_t pairs) {
+// Sort the pairs of the experts [begin, begin + held) by expert with a counting sort, which is stable. `first` counts
+// from `begin`; the place of a pair of another expert is -1.
+inline void sort_pairs(const hr_moe_args *a, int64_t pairs, int64_t begin, int64_t held) {
     int32_t *first = a->first;
-    memset(first, 0, (size_t)(a->experts + 1) * 4);
-    for (int64_t p = 0; p < pairs; p++) first[a->chosen[p] + 1]++;
-    for (int64_t e = 0; e < a->experts; e++) first[e + 1] += first[e];
+    auto here = [&](int64_t p) { return a->chosen[p] >= begin && a->chosen[p] < begin + held; };
+    memset(first, 0, (size_t)(held + 1) * 4);
+    for (int64_t p = 0; p < pairs; p++)
+        if (here(p)) first[a->chosen[p] - begin + 1]++;
+    for (int64_t e = 0; e < held; e++) first[e + 1] += first[e];
     for (int64_t p = 0; p < pairs; p++) {
-        int32_t at = first[a->chosen[p]]++;
+        a->place[p] = -1;
+        if (!here(p)) continue;
+        int32_t at = first[a->chosen[p] - begin]++;
         a->order[at] = (int32_t)p;
         a->place[p] = at;
     }
-    for (int64_t e = a->experts; e > 0; e--) first[e] = first[e - 1];
+    for (int64_t e = held; e > 0; e--) first[e] = first[e - 1];
     first[0] = 0;
 }
 

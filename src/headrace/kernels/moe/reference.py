@@ -10,7 +10,7 @@ from headrace.kernels.moe.routing import Routing
 from headrace.kernels.row_arithmetic import elementwise, tree_sum
 from headrace.kernels.weight import Weight
 
-__all__ = ["moe", "route"]
+__all__ = ["add_shares", "expert_outputs", "moe", "route"]
 
 Tensor = torch.Tensor
 
@@ -44,15 +44,19 @@ def _largest(x: Tensor, count: int) -> Tensor:
 def moe(
     x: Tensor, router: Tensor, gate_up: Weight, down: Weight, bias: Tensor | None, routing: Routing, kind: str
 ) -> Tensor:
-    """[T, D] in x's dtype; see `ops.OptionalOps.moe`.
-
-    The products are those of `linear`, and an expert's hidden row is rounded to x's dtype. A token's experts are added
-    in the order of their choice, in float32.
-    """
+    """[T, D] in x's dtype; see `ops.OptionalOps.moe`."""
     chosen, shares = route(router, bias, routing)
-    width = down.shape[1]
+    return add_shares(expert_outputs(x, chosen, gate_up, down, kind), shares).to(x.dtype)
+
+
+def expert_outputs(x: Tensor, chosen: Tensor, gate_up: Weight, down: Weight, kind: str) -> Tensor:
+    """float32 [T, k, D]: what the chosen experts [T, k] give; zeros for numbers that are not in the stacks.
+
+    The products are those of `linear`, and an expert's hidden row is rounded to x's dtype.
+    """
+    width, count = down.shape[1], len(down.parts)
     outputs = x.new_zeros(*chosen.shape, x.shape[1], dtype=torch.float32)
-    for expert in sorted(set(chosen.flatten().tolist())):
+    for expert in sorted(set(chosen.flatten().tolist()) & set(range(count))):
         token, rank = torch.where(chosen == expert)
         rows, first = x[token], 2 * expert
         halves = [product(rows, part) for part in gate_up.parts[first : first + 2]]
@@ -63,7 +67,12 @@ def moe(
         if down.bias is not None:
             out = out + down.bias[expert * x.shape[1] : (expert + 1) * x.shape[1]]
         outputs[token, rank] = out
+    return outputs
+
+
+def add_shares(outputs: Tensor, shares: Tensor) -> Tensor:
+    """float32 [T, D]: each token's outputs [T, k, D] times their shares [T, k], added in the order of the choice."""
     total = torch.zeros_like(outputs[:, 0])
-    for place in range(routing.top_k):
+    for place in range(shares.shape[1]):
         total = total + outputs[:, place] * shares[:, place, None]
-    return total.to(x.dtype)
+    return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Routing"]
+__all__ = ["Routing", "expert_range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,11 @@ class Routing:
             return False
         run = experts // self.groups
         return self.group_best >= 1 and 1 <= self.top_k <= self.top_groups * run
+
+
+def expert_range(experts: int, rank: int, ranks: int) -> tuple[int, int]:
+    """[begin, end) of the experts that a rank holds: as evenly as possible, in order.
+
+    Expert e is in the range of rank ((e + 1) ranks - 1) div experts, which the forms of `mix_experts` compute.
+    """
+    return experts * rank // ranks, experts * (rank + 1) // ranks

@@ -20,11 +20,12 @@ from headrace.kernels.moe.triton_route import Blocks, choose, sort
 from headrace.kernels.tritonlib.launch_config import LaunchConfig
 from headrace.kernels.weight import Weight
 
-__all__ = ["moe", "pack"]
+__all__ = ["COLUMNS", "check_kind", "grouped", "moe", "pack", "products"]
 
 Tensor = torch.Tensor
 _KINDS = ("silu", "gelu", "gelu_tanh")
-_COLUMNS = 1024
+COLUMNS = 1024
+"""Columns of a sum per program."""
 
 
 def pack(weight: Weight, *, config: LaunchConfig) -> None:
@@ -44,25 +45,47 @@ def moe(
     config: LaunchConfig,
 ) -> Tensor:
     """See `ops.OptionalOps.moe`. Raises PlatformError for a kind that is not one of three."""
+    check_kind(kind)
+    if grouped(gate_up, down, config) is None:
+        return by_reference(x, router, gate_up, down, bias, routing, kind)
+    chosen, shares = choose(router, bias, routing, config)
+    out = x.new_empty(len(x) * routing.top_k, x.shape[1], dtype=torch.float32)
+    products(x, chosen, gate_up, down, kind, router.shape[1], out, config)
+    y = x.new_empty(x.shape)
+    args = {"out": out, "shares": shares, "y": y, "width": x.shape[1], "K": routing.top_k, "BLOCK": COLUMNS}
+    config.launch(mix_kernel, (len(x), -(-x.shape[1] // COLUMNS)), args, 4, 1)
+    return y
+
+
+def check_kind(kind: str) -> None:
     if kind not in _KINDS:
         raise PlatformError(f"moe: kind {kind!r}: choose one of {', '.join(_KINDS)}")
+
+
+def grouped(gate_up: Weight, down: Weight, config: LaunchConfig) -> tuple[Experts, Experts] | None:
+    """The packed experts; None if grouped products are not possible."""
     first, second = experts(gate_up, config), experts(down, config)
-    if first.by_reference or second.by_reference:
-        return by_reference(x, router, gate_up, down, bias, routing, kind)
+    return None if first.by_reference or second.by_reference else (first, second)
+
+
+def products(
+    x: Tensor, chosen: Tensor, gate_up: Weight, down: Weight, kind: str, experts: int, out: Tensor, config: LaunchConfig
+) -> None:
+    """Write what the chosen experts [T, k] give to out [T k, D]. Numbers that are not in the stacks are left out.
+
+    `experts`: of all ranks; the size of a block of rows follows from the mean number of pairs for each.
+    """
+    found = grouped(gate_up, down, config)
+    assert found is not None
+    first, second = found
     x = x.contiguous()
-    tokens, count, pairs = len(x), router.shape[1], len(x) * routing.top_k
-    chosen, shares = choose(router, bias, routing, config)
+    pairs, top_k = chosen.numel(), chosen.shape[1]
     wide = x.dtype == torch.float32 or any(p.form.kind == "dense" and p.codes.dtype != x.dtype for p in (first, second))
-    rows = dense_tile(-(-pairs // count), wide, config).rows  # for the mean number of pairs per expert
-    blocks = sort(chosen, count, rows, config)
+    rows = dense_tile(-(-pairs // experts), wide, config).rows
+    blocks = sort(chosen, len(second.codes), rows, config)
     hidden = x.new_empty(pairs, down.shape[1])
-    _product(x, first, gate_up.bias, blocks, hidden, routing.top_k, kind, config)
-    out = x.new_empty(pairs, x.shape[1], dtype=torch.float32)
+    _product(x, first, gate_up.bias, blocks, hidden, top_k, kind, config)
     _product(hidden, second, down.bias, blocks, out, 1, "", config)
-    y = torch.empty_like(x)
-    args = {"out": out, "shares": shares, "y": y, "width": x.shape[1], "K": routing.top_k, "BLOCK": _COLUMNS}
-    config.launch(mix_kernel, (tokens, -(-x.shape[1] // _COLUMNS)), args, 4, 1)
-    return y
 
 
 def _product(

@@ -27,7 +27,7 @@ from headrace.platforms.accelerator.graphs import GraphStep
 from headrace.platforms.accelerator.providers import Provider, provider_versions, with_provider, without_provider
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
 from headrace.platforms.accelerator.triton_operators import OperatorSource, missing_operators, triton_operators
-from headrace.platforms.interface import KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import ALL_TO_ALL, KV, Communicator, Executable, Pending, StepFn, Tensor
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
 from headrace.platforms.work_queue import InlineQueue
@@ -80,6 +80,8 @@ class AcceleratorDevice(TorchDevice):
         self._world = World(options.rank, options.world_size, options.rendezvous)
         self._uncaptured = self._why_eager()
         super().__init__(device, self._complete(capabilities), queue=InlineQueue())
+        name_of = getattr(runtime.module, "get_device_name", None)
+        self.chip = f"{'' if name_of is None else name_of(device)} {triton!r}"
         self._before = runtime.module.current_stream(device)
         self.compute = runtime.module.Stream(device=device)
         runtime.module.set_stream(self.compute)
@@ -227,7 +229,7 @@ class AcceleratorDevice(TorchDevice):
             quant_formats=frozenset() if "linear" in self._missing else capabilities.quant_formats,
             # A vendor's library chooses its own order of sums.
             deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
-            collectives=COLLECTIVES if self.options.world_size > 1 else frozenset(),
+            collectives=COLLECTIVES | {ALL_TO_ALL} if self.options.world_size > 1 else frozenset(),
         )
 
     def _why_eager(self) -> str | None:

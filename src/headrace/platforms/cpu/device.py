@@ -13,7 +13,7 @@ from headrace.kernels.registry import OPS, OPTIONAL
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.float32_copies import Float32Copies
 from headrace.platforms.cpu.shm_communicator import connect
-from headrace.platforms.interface import Communicator
+from headrace.platforms.interface import ALL_TO_ALL, Communicator
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import COLLECTIVES, QUANT_FORMATS, Capabilities
@@ -56,8 +56,9 @@ class CpuDevice(TorchDevice):
             if value is not None and (not isinstance(value, int) or value < (name == "threads")):
                 raise PlatformError(f"cpu: option {name} is {value!r}: give a count")
         self._world = World(rank, world_size, rendezvous)
-        collectives = COLLECTIVES if world_size > 1 else frozenset()
-        super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), threads)
+        collectives = COLLECTIVES | {ALL_TO_ALL} if world_size > 1 else frozenset()
+        able = replace(CAPABILITIES, collectives=collectives, passes_rows=world_size > 1)
+        super().__init__(torch.device("cpu"), able, threads)
         self._copies = Float32Copies(float32_copies)
         self._reasons = {spec.name: reason for spec in (*OPS, *OPTIONAL)}
 

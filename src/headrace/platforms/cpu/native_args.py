@@ -18,6 +18,7 @@ __all__ = [
     "AttentionArgs",
     "CopyBlocksArgs",
     "Dim",
+    "ExchangeArgs",
     "GatedActivationArgs",
     "GatherArgs",
     "LimitArgs",
@@ -161,6 +162,10 @@ class GatherArgs(ctypes.Structure):
     _fields_ = _fields(
         [("segment", SegmentArgs)], _pointers("x", "y"), _longs("bytes"), [("rows", Dim)], _ints("stacked")
     )
+
+
+class ExchangeArgs(ctypes.Structure):
+    _fields_ = _fields([("segment", SegmentArgs)], _pointers("x", "y"), _longs("bytes"), [("rows", Dim)])
 
 
 class LimitArgs(ctypes.Structure):

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from headrace.errors import PlatformError
-from headrace.platforms.cpu.native_args import FIXED, Dim, GatherArgs, ReduceArgs, SegmentArgs
+from headrace.platforms.cpu.native_args import FIXED, Dim, ExchangeArgs, GatherArgs, ReduceArgs, SegmentArgs
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.cpu.native_team import allowed_cores
 from headrace.platforms.cpu.rest_communicator import RestCommunicator
 from headrace.platforms.cpu.shm_communicator import attach
 from headrace.platforms.interface import Tensor
-from headrace.platforms.torch_communicator import TorchCommunicator, World
+from headrace.platforms.torch_communicator import TorchCommunicator, World, blocks
 
 __all__ = ["SLOT", "NativeCommunicator", "NativeSegment", "connect"]
 
@@ -52,11 +52,19 @@ class NativeSegment:
 
 
 class NativeCommunicator(RestCommunicator):
-    """All four collectives; a tape records `all_reduce` and `all_gather`. Inputs are not changed."""
+    """All collectives, and rows for the next stage; a tape records all but `reduce_scatter` and `broadcast`. Inputs are
+    not changed."""
 
-    def __init__(self, segment: NativeSegment, owner: HasLauncher, rest: Callable[[], TorchCommunicator]) -> None:
+    def __init__(
+        self,
+        segment: NativeSegment,
+        owner: HasLauncher,
+        rest: Callable[[], TorchCommunicator],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` is called before an `all_to_all`: it raises if the library has other arguments."""
         super().__init__(rest)
-        self._segment, self._owner = segment, owner
+        self._segment, self._owner, self._check = segment, owner, check
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Floats narrower than 32 bits are added in float32 and rounded once. Ranks are added in their order."""
@@ -93,6 +101,38 @@ class NativeCommunicator(RestCommunicator):
             launcher.call("all_gather", args, (plain, y, self._segment))
             return y
 
+    def send_rows(self, x: Tensor) -> None:
+        """See `interface.PassesRows`."""
+        self.all_gather(x, 0)
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """See `interface.PassesRows`. All rows of the first rank stand before those of this one, which mean nothing."""
+        launcher, rows = self._owner.launcher, self._owner.launcher.rows(like)
+        both = self.all_gather(launcher.empty(rows, (len(like), width)), 0)
+        with launcher.own():
+            received: Tensor = both[: len(like)]
+        received.hr_dim, received.hr_both = rows, both
+        return received
+
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        """See `interface.ExchangesBlocks`."""
+        self._check()
+        launcher, size = self._owner.launcher, self._segment.size
+        dim %= x.dim()
+        with launcher.own():
+            block = math.prod(blocks(x, dim, size)[0].shape[dim:]) * x.element_size()
+            plain, rows = x.contiguous(), launcher.rows(x)
+            if rows.dim == FIXED:
+                before = Dim(FIXED, math.prod(x.shape[:dim]))
+            elif dim == 1:
+                before = rows
+            else:
+                raise PlatformError(f"cpu: all_to_all of a step's rows along dimension {dim}: 1 is recorded")
+            y = launcher.empty(rows, x.shape, x.dtype)
+            args = ExchangeArgs(self._segment.args, plain.data_ptr(), y.data_ptr(), block, before)
+            launcher.call("all_to_all", args, (plain, y, self._segment))
+            return y
+
 
 def _rows(launcher: Launcher, x: Tensor) -> tuple[Dim, int]:
     """(number of rows as a kernel argument, elements per row)"""
@@ -101,8 +141,13 @@ def _rows(launcher: Launcher, x: Tensor) -> tuple[Dim, int]:
     return launcher.rows(x), math.prod(x.shape[1:])
 
 
-def connect(world: World, group: Sequence[int], owner: HasLauncher, threads: int) -> NativeCommunicator:
-    """The communicator of a group. Raises PlatformError if the ranks don't share memory."""
+def connect(
+    world: World, group: Sequence[int], owner: HasLauncher, threads: int, check: Callable[[], None] = lambda: None
+) -> NativeCommunicator:
+    """The communicator of a group. `check`: see `NativeCommunicator`.
+
+    Raises PlatformError if the ranks don't share memory.
+    """
     rank, size = tuple(group).index(world.rank), len(group)
     memory = attach(world, group, NativeSegment.bytes(size))
     if memory is None:
@@ -110,5 +155,7 @@ def connect(world: World, group: Sequence[int], owner: HasLauncher, threads: int
             f"cpu: {size} ranks don't share memory: start them on one machine and in one container with "
             f"{NativeSegment.bytes(size)} bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
         )
-    segment = NativeSegment(memory, rank, size, world.timeout, spin=size * threads <= len(allowed_cores()))
-    return NativeCommunicator(segment, owner, lambda: world.communicator(group, "gloo"))
+    # A rank of a pipeline waits for those before it, one after another.
+    timeout = world.timeout * (1 + min(group))
+    segment = NativeSegment(memory, rank, size, timeout, spin=size * threads <= len(allowed_cores()))
+    return NativeCommunicator(segment, owner, lambda: world.communicator(group, "gloo"), check)

@@ -22,9 +22,17 @@ from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_features import NativeFeatures
 from headrace.platforms.cpu.native_kv import NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
-from headrace.platforms.cpu.native_layout import BLOCK_TWINS, DRAFTER_KERNELS, DRAFTER_TWINS, check_layouts
+from headrace.platforms.cpu.native_layout import (
+    BLOCK_TWINS,
+    DRAFTER_KERNELS,
+    DRAFTER_TWINS,
+    EXPERT_TWINS,
+    NAMED_TWINS,
+    check_layouts,
+)
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
+from headrace.platforms.cpu.native_named import NativeNamed
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
@@ -32,7 +40,7 @@ from headrace.platforms.cpu.numa import Placement
 from headrace.platforms.cpu.packed_forms import CpuPackedForms
 from headrace.platforms.cpu.tape import Tape
 from headrace.platforms.cpu.tape_executable import TapeExecutable
-from headrace.platforms.interface import KV, Communicator, Executable, PackedForms, Pending, StepFn, Tensor
+from headrace.platforms.interface import ALL_TO_ALL, KV, Communicator, Executable, PackedForms, Pending, StepFn, Tensor
 from headrace.platforms.torch_device import TorchDevice
 from headrace.types import COLLECTIVES, QUANT_FORMATS, Bucket, Capabilities, KVLayout
 
@@ -79,8 +87,10 @@ class NativeDevice(TorchDevice):
         if dtype is not None and dtype not in _COMPUTE:
             raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
-        collectives = frozenset() if self._world is None else COLLECTIVES
-        super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
+        several = self._world is not None
+        collectives = COLLECTIVES | {ALL_TO_ALL} if several else frozenset()
+        able = replace(CAPABILITIES, collectives=collectives, passes_rows=several)
+        super().__init__(torch.device("cpu"), able, 1)
         library = load(isa)
         check_layouts(library)
         self.team = Team(library, threads, (rank, world_size))
@@ -88,19 +98,21 @@ class NativeDevice(TorchDevice):
         self._ops = NativeOps(EagerLauncher(self.team))
         self._compute = _COMPUTE[dtype]
         matrices = NativeLinear(self._ops, self._compute)
-        experts = NativeMoE(self._ops, matrices)
+        self._check_experts = lambda: check_layouts(library, EXPERT_TWINS)
+        experts = NativeMoE(self._ops, matrices, self._check_experts)
         packs = {
             "linear": matrices.pack,
             "logits": matrices.pack,
             "embedding": matrices.pack_table,
             "gated_linear": matrices.pack,
-            "moe": experts.pack,
+            **dict.fromkeys(("moe", "own_experts"), experts.pack),
         }
         tag = f"native {self.team.library.isa}"
         check = lambda: check_layouts(library, DRAFTER_TWINS)  # noqa: E731
-        functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), "moe": experts.moe}
+        functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), **experts.table()}
         functions.update({**NativeFeatures(self._ops, check).table(), **NativeDrafting(self._ops, check).table()})
         functions |= NativeBlocks(self._ops, lambda: check_layouts(library, BLOCK_TWINS)).table()
+        functions |= NativeNamed(self._ops, lambda: check_layouts(library, NAMED_TWINS)).table()
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
@@ -163,7 +175,7 @@ class NativeDevice(TorchDevice):
             return super().communicator(group)
         from headrace.platforms.cpu.native_communicator import connect
 
-        return connect(self._world, group, self._ops, self.team.threads)
+        return connect(self._world, group, self._ops, self.team.threads, self._check_experts)
 
     def wait(self) -> None:
         """Wait until all launched work has run."""

@@ -20,6 +20,8 @@ from headrace.kernels.linear.cpu_pack import PackedPart, PackedWeight
 
 __all__ = ["BLOCK", "Placement", "by_node", "nodes"]
 
+_EXPERTS = ("moe", "own_experts")
+"""Kernels that read some of the parts of their weights, as the tokens choose."""
 BLOCK = 2 << 20
 """Bytes that are moved at a time: a huge page, which is always on one node."""
 _NODES = Path("/sys/devices/system/node")
@@ -76,7 +78,7 @@ class Placement:
             if kernel != "embedding" and weight not in self._placed:
                 self._placed.add(weight)
                 halves = 2 if kernel == "gated_linear" else 1
-                owners.update(self._spread(weight) if kernel == "moe" else self._by_runs(weight, halves))
+                owners.update(self._spread(weight) if kernel in _EXPERTS else self._by_runs(weight, halves))
         blocks: dict[int, list[tuple[int, int]]] = {node: [] for node in self._cpus}
         for block, node in owners.items():
             blocks[node].append(block)

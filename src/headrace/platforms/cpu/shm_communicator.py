@@ -23,7 +23,7 @@ import torch
 from headrace.errors import PlatformError
 from headrace.platforms.cpu.rest_communicator import RestCommunicator
 from headrace.platforms.interface import Communicator, Tensor
-from headrace.platforms.torch_communicator import World
+from headrace.platforms.torch_communicator import World, blocks
 
 __all__ = ["ShmCommunicator", "ShmSegment", "attach", "connect"]
 
@@ -139,9 +139,29 @@ class ShmCommunicator(RestCommunicator):
                 target[rank, part] = found
         return torch.cat(out.unbind(0), dim)
 
+    def send_rows(self, x: Tensor) -> None:
+        """See `interface.PassesRows`."""
+        self.all_gather(x, 0)
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """See `interface.PassesRows`."""
+        return self.all_gather(torch.empty(len(like), width), 0)[: len(like)]
+
+    def all_to_all(self, x: Tensor, dim: int) -> Tensor:
+        """See `interface.ExchangesBlocks`."""
+        rank, size = self._segment.rank, self._segment.size
+        source = torch.stack(blocks(x, dim, size))
+        out = torch.empty_like(source)
+        sent, received = source.flatten(1), out.flatten(1)
+        for part in self._parts(sent[0], size):
+            for other, found in enumerate(self._segment.exchange(sent[:, part].reshape(-1))):
+                received[other, part] = found.view(size, -1)[rank]
+        return torch.cat(out.unbind(0), dim)
+
     @staticmethod
-    def _parts(flat: Tensor) -> list[slice]:
-        step = _SLOT // flat.element_size()
+    def _parts(flat: Tensor, blocks: int = 1) -> list[slice]:
+        """Of each of so many blocks of this size, the parts that fit a slot together."""
+        step = _SLOT // flat.element_size() // blocks
         return [slice(start, min(start + step, len(flat))) for start in range(0, len(flat), step)]
 
 

@@ -1,5 +1,6 @@
-"""One replica of a process group: `python -m headrace.route.replica_process PARENT`, with its setup as JSON on standard
-input. It serves until SIGTERM, and ends with its parent."""
+"""The process of one replica: `python -m headrace.scale.replica_process PARENT`, with its setup as JSON on standard
+input. It serves until SIGTERM, and ends with its parent. If it cannot serve, it leaves the reason in the file `report`
+of its setup."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from headrace.config import Config
 from headrace.environment import read_environment
-from headrace.errors import HeadraceError
+from headrace.errors import CheckpointError, HeadraceError, PluginError, UserError
 
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
+_FINAL = (UserError, CheckpointError, PluginError)
+"""Errors that every further start would have, too."""
 
 
 def main(parent: int) -> int:
@@ -39,10 +43,22 @@ def main(parent: int) -> int:
     from headrace.server import run
 
     try:
-        return run(config, Path(setup["path"]))
+        return run(config, _model(setup))
     except HeadraceError as error:
-        print(f"error: {error}", file=sys.stderr)
+        report = {"error": " ".join(str(error).split()), "final": isinstance(error, _FINAL)}
+        Path(setup["report"]).write_text(json.dumps(report), encoding="utf-8")
         return 2
+
+
+def _model(setup: dict[str, Any]) -> Path:
+    """The model's files: where the parent has them, or where this machine has the model of that name. Raises what
+    finding it raises."""
+    path = Path(setup["path"])
+    if path.exists() or not setup.get("name"):
+        return path
+    from headrace.hub.catalogue import find_local
+
+    return find_local(setup["name"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,189 @@
+"""A stream whose engine is lost goes on elsewhere, exactly where it stopped.
+
+A request that is greedy or has a seed has the same answer on every engine of one model and arithmetic. So another one
+is asked the whole request again, and what the client has got is cut off its answer, after it was compared. Whatever
+cannot be compared, or differs, is never joined: the stream ends with an error then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headrace.route.upstream import UpstreamLost
+from headrace.server.stream_form import DONE, event
+
+__all__ = ["Continuation", "Differs", "EngineFailed", "ShownStream"]
+
+_MOST = 4 * 2**20
+"""Bytes of a stream that are kept: a longer one does not go on elsewhere."""
+_FAILURES = frozenset({"engine_unavailable", "shutting_down", "aborted"})
+"""Codes of errors that end a stream because of its engine, and not of the request."""
+_TEXTS = ("text", "content", "reasoning_content", "reasoning")
+_KNOWN = frozenset({"index", "delta", "role", "finish_reason", "stop_reason", *_TEXTS})
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_END = b"\n\n"
+_Key = tuple[int, str]
+
+
+class Differs(Exception):
+    """The second answer cannot be compared with the first, or is another one."""
+
+
+class EngineFailed(UpstreamLost):
+    """The engine ended its stream with an error."""
+
+    def __init__(self, error: bytes) -> None:
+        super().__init__("it ended its stream with an error")
+        self.error = error
+        """The event."""
+
+
+class ShownStream:
+    """What a client has got of a stream in OpenAI's form."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._size = 0
+        self._rest = b""
+
+    def take(self, piece: bytes) -> bytes:
+        """The whole events of what has come, to be sent. Raises EngineFailed if the first of them is an error that
+        another engine may not have."""
+        data = self._rest + piece
+        failed = data.find(b'data: {"error"')
+        if failed == 0 and data.endswith(_END):
+            self._rest = b""
+            if _code(data) in _FAILURES:
+                raise EngineFailed(data)
+        elif failed > 0:
+            data, self._rest = data[:failed], data[failed:]
+        else:
+            end = data.rfind(_END) + len(_END) if _END in data else 0
+            data, self._rest = data[:end], data[end:]
+        if self._size <= _MOST:
+            self._size += len(data)
+            self._events.append(data)
+        return data
+
+    def rest(self) -> bytes:
+        """At the stream's end: what did not make a whole event, or the error that waits. Raises EngineFailed."""
+        rest, self._rest = self._rest, b""
+        if rest.startswith(b'data: {"error"') and _code(rest) in _FAILURES:
+            raise EngineFailed(rest)
+        return rest
+
+    def continuation(self) -> Continuation:
+        """Raises Differs if nothing can be joined to what was shown."""
+        if self._size > _MOST:
+            raise Differs
+        return Continuation(b"".join(self._events))
+
+
+class Continuation:
+    """Cuts what a client has got off a second stream of the same answer."""
+
+    def __init__(self, shown: bytes) -> None:
+        """Raises Differs."""
+        self._shown: dict[_Key, str] = {}
+        self._at: dict[_Key, int] = {}
+        """Characters that have come again."""
+        self._ended: set[int] = set()
+        self._head: dict[str, Any] = {}
+        self._rest = b""
+        for one in _events(shown):
+            self._head = self._head or {name: one[name] for name in ("id", "created") if name in one}
+            for choice in _choices(one):
+                index = choice["index"]
+                for name, text in _texts(choice):
+                    self._shown[index, name] = self._shown.get((index, name), "") + text
+                if choice.get("finish_reason") is not None:
+                    self._ended.add(index)
+
+    def feed(self, data: bytes) -> bytes:
+        """What is new of the second stream. Raises Differs, and UpstreamLost if it ends with an error."""
+        whole, end, self._rest = (self._rest + data).rpartition(_END)
+        found = []
+        for block in (whole + end).split(_END)[:-1]:
+            if block.startswith(b"data: {"):
+                found.append(self._cut(_parsed(block)))
+            else:
+                found.append(block + _END)
+        return b"".join(found)
+
+    def _cut(self, one: dict[str, Any]) -> bytes:
+        if "error" in one:
+            raise UpstreamLost("the second engine failed, too")
+        choices = one.get("choices")
+        fresh = [choice for choice in _choices(one) if self._is_fresh(choice)]
+        if choices and not fresh:
+            return b""
+        return event({**one, **self._head, "choices": fresh})
+
+    def _is_fresh(self, choice: dict[str, Any]) -> bool:
+        """Cut what was shown off a choice; True if something is left."""
+        index, fresh = choice["index"], False
+        for name, text in _texts(choice):
+            key = index, name
+            at, shown = self._at.get(key, 0), self._shown.get(key, "")
+            known = shown[at : at + len(text)]
+            if not text.startswith(known):
+                raise Differs
+            self._at[key] = at + len(text)
+            _parts(choice)[name] = text[len(known) :]
+            fresh = fresh or len(text) > len(known)
+        if choice.get("finish_reason") is None:
+            return fresh
+        if any(len(text) > self._at.get(key, 0) for key, text in self._shown.items() if key[0] == index):
+            raise Differs
+        return fresh or index not in self._ended
+
+
+def _events(data: bytes) -> Iterator[dict[str, Any]]:
+    for block in data.split(_END):
+        if block.startswith(b"data: {"):
+            yield _parsed(block)
+
+
+def _parsed(block: bytes) -> dict[str, Any]:
+    try:
+        return _decode(block[6:])
+    except msgspec.MsgspecError:
+        raise Differs from None
+
+
+def _choices(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Raises Differs for choices with more than text: tool calls, logprobs, token ids."""
+    choices: list[dict[str, Any]] = one.get("choices") or []
+    for choice in choices:
+        for part in (choice, choice.get("delta") or {}):
+            if any(value is not None and name not in _KNOWN for name, value in part.items()):
+                raise Differs
+    return choices
+
+
+def _parts(choice: dict[str, Any]) -> dict[str, Any]:
+    parts: dict[str, Any] = choice.get("delta") or choice
+    return parts
+
+
+def _texts(choice: dict[str, Any]) -> list[tuple[str, str]]:
+    parts = _parts(choice)
+    return [(name, parts[name]) for name in _TEXTS if parts.get(name)]
+
+
+class _Detail(msgspec.Struct):
+    code: str | None = None
+
+
+class _Error(msgspec.Struct):
+    error: _Detail
+
+
+def _code(data: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(data.removesuffix(DONE).removeprefix(b"data: "), type=_Error).error.code
+    except msgspec.MsgspecError:
+        return None

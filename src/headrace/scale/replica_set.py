@@ -1,0 +1,189 @@
+"""All replicas of one model: as many as are wanted, replaced one by one in an update, followed by the load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.config import ScaleConfig
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.route.roster import Roster
+from headrace.scale.autoscaling import Memory, Targets, decide
+from headrace.scale.launching import Launcher
+from headrace.scale.member import Member
+from headrace.scale.observing import observe
+from headrace.scale.restarts import RestartPolicy
+
+__all__ = ["ReplicaSet"]
+
+_log = logging.getLogger(__name__)
+_EVERY = 1.0
+"""Seconds between two looks at the load."""
+
+
+class ReplicaSet:
+    """An `EngineGroup`. Thread: the event loop's, from `start` on."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        path: Path,
+        settings: ScaleConfig,
+        drain_timeout: float,
+        policy: RestartPolicy | None = None,
+        targets: Targets | None = None,
+    ) -> None:
+        """`policy` and `targets` go before those of the settings, for tests."""
+        self._launcher, self._path, self._settings, self._drain_timeout = launcher, path, settings, drain_timeout
+        self._policy = policy or RestartPolicy(settings.max_restarts)
+        self._targets = targets or Targets(settings.least, settings.most, settings.target_queue, settings.target_ttft)
+        self._members: list[Member] = []
+        self._roster: Roster | None = None
+        self._failed = asyncio.Event()
+        self._updating: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._progress: dict[str, Any] | None = None
+
+    @property
+    def failed(self) -> asyncio.Event:
+        return self._failed
+
+    def raise_failure(self) -> None:
+        why = "; ".join(dict.fromkeys(one.why for one in self._members if one.phase == "failed"))
+        raise EngineDead(f"no replica can be started: {why}")
+
+    async def start(self, roster: Roster) -> None:
+        self._roster = roster
+        for _ in range(self._settings.first):
+            self._add()
+        if self._settings.most > self._settings.least:
+            self._following = asyncio.create_task(self._follow_load())
+
+    def members(self) -> Sequence[dict[str, Any]]:
+        return [one.describe() for one in self._members]
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "wanted": len(self._staying()),
+            "least": self._settings.least,
+            "most": self._settings.most,
+            "update": self._progress,
+        }
+
+    def scale(self, count: int) -> None:
+        least, most = self._settings.least, self._settings.most
+        if not least <= count <= most:
+            raise InvalidRequest(
+                f"replicas must be from {least} to {most}, as the server was started, and not {count}", param="replicas"
+            )
+        self._refuse_during_update()
+        staying = self._staying()
+        for _ in range(count - len(staying)):
+            self._add()
+        for one in sorted(staying, key=_worth)[: max(0, len(staying) - count)]:
+            self._leave(one)
+
+    def update(self, path: str | None) -> None:
+        self._refuse_during_update()
+        old = self._staying()
+        self._progress = {"state": "running", "done": 0, "of": len(old), "error": None}
+        self._updating = asyncio.create_task(
+            self._replace_all(self._path if path is None else Path(path), old, self._progress)
+        )
+
+    async def close(self) -> None:
+        for task in (self._following, self._updating):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*(one.end(self._drain_timeout) for one in self._members))
+        await self._launcher.close()
+
+    def _staying(self) -> list[Member]:
+        return [one for one in self._members if not one.leaving]
+
+    def _add(self) -> Member:
+        assert self._roster is not None, "it was started"
+        taken = {one.number for one in self._members}
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        timeout = self._settings.start_timeout
+        member = Member(number, self._launcher, self._path, self._roster, self._policy, timeout, self._look_for_failure)
+        self._members.append(member)
+        return member
+
+    def _leave(self, member: Member) -> None:
+        task = asyncio.create_task(self._retire(member))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _retire(self, member: Member) -> None:
+        await member.retire(self._drain_timeout)
+        self._members.remove(member)
+
+    def _look_for_failure(self) -> None:
+        """One was given up. The whole set has failed if no other is left."""
+        staying = self._staying()
+        failed = [one for one in staying if one.phase == "failed"]
+        if len(failed) == len(staying):
+            self._failed.set()
+        # As long as none has worked, the reason is that of the whole set, most likely, and is said once.
+        level = logging.ERROR if any(one.worked for one in self._members) else logging.INFO
+        for one in failed[-1:]:
+            _log.log(level, "replica %d is not started any more: %s", one.number, one.why)
+
+    def _refuse_during_update(self) -> None:
+        if self._updating is not None and not self._updating.done():
+            raise InvalidRequest("an update of all replicas runs: wait until it has ended")
+
+    async def _replace_all(self, path: Path, old: Sequence[Member], progress: dict[str, Any]) -> None:
+        """Start a new replica, then end an old one, one after another. If a new one cannot be started, the rest
+        stays."""
+        before, self._path = self._path, path
+        for one in old:
+            new = self._add()
+            try:
+                await new.until_ready()
+            except HeadraceError as error:
+                self._path = before
+                progress.update(state="failed", error=str(error))
+                _log.error("the update has ended with %d of %d replicas: %s", progress["done"], len(old), error)
+                await self._retire(new)
+                return
+            await self._retire(one)
+            progress["done"] += 1
+        progress["state"] = "done"
+        _log.warning("all %d replicas were replaced", len(old))
+
+    async def _follow_load(self) -> None:
+        assert self._roster is not None, "it was started"
+        memory = Memory()
+        while True:
+            await asyncio.sleep(_EVERY)
+            if self._updating is not None and not self._updating.done():
+                memory = Memory()
+                continue
+            staying = self._staying()
+            failed = sum(one.phase == "failed" for one in staying)
+            replicas = [one.replica for one in staying if one.replica is not None]
+            ready = sum(one.usable for one in replicas)
+            seen = observe(replicas, len(staying) - failed - ready, time.monotonic())
+            engines, why, memory = decide(self._targets, seen, memory)
+            wanted = min(engines + failed, self._settings.most)
+            if wanted != len(staying) and why:
+                _log.warning("%d replicas in place of %d: %s", wanted, len(staying), why)
+                self.scale(wanted)
+
+
+def _worth(member: Member) -> tuple[bool, int, int]:
+    """The first are the first to go: those that do not work, then those with the least to do, the newest first."""
+    replica = member.replica
+    return (replica is not None and replica.usable, 0 if replica is None else replica.load.tickets, -member.number)

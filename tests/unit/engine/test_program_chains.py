@@ -1,0 +1,281 @@
+"""Generations that the engine itself goes on with, where the one before has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engine_fakes import ChatTokenizer, FakeEngine, FakeRunner, expected, in_process, make_engine
+
+from headrace import lang as hl
+from headrace.client.api import GenerateRequest
+from headrace.client.batch import SequenceLimiter
+from headrace.client.in_process_client import InProcessClient
+from headrace.engine.chains import Chains
+from headrace.errors import HeadraceError, InvalidRequest, Overloaded
+from headrace.lang.interpreter import Interpreter
+from headrace.programs import EngineBackend
+from headrace.types import Constraint, Delta, Request, SamplingParams
+
+LENGTH = 256
+PROMPT = tuple(b"begin")
+
+
+class Engine:
+    """An engine, its client, and the ids of what has begun without being asked for."""
+
+    def __init__(self, engine: FakeEngine, client: InProcessClient) -> None:
+        self.engine, self.client = engine, client
+        self.begun: list[str] = []
+        chains = engine.core.chains
+        take = chains.take_begun
+
+        def taken() -> list[Request]:
+            found = take()
+            self.begun += [one.id.partition("#")[0] for one in found]
+            return found
+
+        chains.take_begun = taken  # type: ignore[method-assign]
+
+    async def ask(self, request: GenerateRequest) -> list[int]:
+        """The tokens of an answer."""
+        return [token async for output in self.client.generate(request) for token in output.token_ids]
+
+    async def idle(self) -> None:
+        """Wait for the end of all work; nothing may be left of it."""
+        while (stats := (await self.client.stats()).scheduler).running or stats.waiting:
+            await asyncio.sleep(0)
+        assert stats.blocks_held == 0
+        assert not len(self.engine.core.chains)
+        assert not self.client._begun
+        assert not self.client._streams
+        self.engine.scheduler.check()
+
+
+def on_an_engine(work: Callable[[Engine], Awaitable[None]], slots: int = 4, blocks: int = 200) -> None:
+    async def run() -> None:
+        sizes = {"num_blocks": blocks, "max_num_seqs": slots, "max_num_batched_tokens": 64, "max_model_len": LENGTH}
+        engine = make_engine(FakeRunner(slots, LENGTH + 1), **sizes)
+        async with in_process(engine) as client:
+            await work(Engine(engine, client))
+
+    asyncio.run(run())
+
+
+def gen(id: str, prompt: tuple[int, ...] = PROMPT, then: GenerateRequest | None = None, **more: Any) -> GenerateRequest:
+    params = {"max_tokens": 5, "ignore_eos": True, "seed": 3, **more.pop("params", {})}
+    return GenerateRequest(id, prompt, SamplingParams(**params), keep=True, then=then, **more)
+
+
+def test_the_engine_begins_what_follows_and_the_same_request_takes_it_over() -> None:
+    async def work(engine: Engine) -> None:
+        third = gen("c", tuple(b" third"))
+        second = gen("b", tuple(b" second"), third)
+        first = gen("a", then=second)
+        one = await engine.ask(first)
+        assert one == expected(PROMPT, 5, seed=3)
+        prompt = (*PROMPT, *one, *b" second")
+        two = await engine.ask(replace(second, prompt=prompt, extends="a"))
+        assert two == expected(prompt, 5, seed=3)
+        prompt = (*prompt, *two, *b" third")
+        assert await engine.ask(replace(third, prompt=prompt, extends="b")) == expected(prompt, 5, seed=3)
+        assert engine.begun == ["b", "c"]
+        engine.client.release(["c"])
+        await engine.idle()
+
+    on_an_engine(work)
+
+
+@pytest.mark.parametrize("change", [{"params": {"seed": 4}}, {"prompt": (*PROMPT, 1, 2, 3)}, {"salt": "other"}])
+def test_another_request_ends_what_was_begun_and_has_its_own_answer(change: dict[str, Any]) -> None:
+    async def work(engine: Engine) -> None:
+        second = gen("b", tuple(b" second"), gen("c", tuple(b" third"), params={"max_tokens": 90}))
+        one = await engine.ask(gen("a", then=second))
+        prompt = change.get("prompt", (*PROMPT, *one, *b" second"))
+        other = gen("b", prompt, extends="a", **{key: value for key, value in change.items() if key != "prompt"})
+        assert await engine.ask(other) == expected(prompt, 5, other.params.seed or 0)
+        assert engine.begun[0] == "b"
+        engine.client.release(["b"])
+        await engine.idle()
+
+    on_an_engine(work)
+
+
+def test_releasing_a_request_ends_what_was_begun_behind_it() -> None:
+    async def work(engine: Engine) -> None:
+        await engine.ask(gen("a", then=gen("b", (7,), gen("c", (8,), params={"max_tokens": 100}))))
+        while len(engine.begun) < 2:
+            await asyncio.sleep(0)
+        engine.client.release(["a"])
+        await engine.idle()
+
+    on_an_engine(work)
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 3))
+def test_leaving_at_any_moment_leaves_nothing(turns: int) -> None:
+    async def work(engine: Engine) -> None:
+        task = asyncio.ensure_future(engine.ask(gen("a", then=gen("b", (7,), gen("c", (8,))))))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        engine.client.release(["a"])
+        await engine.idle()
+
+    on_an_engine(work)
+
+
+def test_a_stop_token_is_no_text_and_what_follows_stands_in_its_place() -> None:
+    tokens = expected(PROMPT, 5, seed=3)
+    stop = chr(next(one for one in tokens[1:] if 32 < one < 127))
+    kept = tokens[: tokens.index(ord(stop))]
+
+    async def work(engine: Engine) -> None:
+        await engine.ask(gen("w", params={"stop": (stop,)}))
+        engine.client._stop_tokens.wait()  # The vocabulary has been read.
+        second = gen("b", tuple(b" second"))
+        await engine.ask(gen("a", then=second, params={"stop": (stop,)}))
+        prompt = (*PROMPT, *kept, *b" second")
+        assert await engine.ask(replace(second, prompt=prompt, extends="a")) == expected(prompt, 5, seed=3)
+        assert engine.begun == ["b"]
+        engine.client.release(["w", "b"])
+        await engine.idle()
+
+    on_an_engine(work)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"stop": ("\0\0",)}, {}),  # Only the client finds it.
+        ({"include_stop_str_in_output": True}, {}),
+        ({}, {"max_tokens": LENGTH - 5}),  # It might not fit.
+    ],
+)
+def test_what_the_engine_cannot_know_is_left_to_the_client(first: dict[str, Any], then: dict[str, Any]) -> None:
+    async def work(engine: Engine) -> None:
+        await engine.ask(gen("a", then=gen("b", tuple(b" second"), params=then), params=first))
+        engine.client.release(["a"])
+        await engine.idle()
+        assert not engine.begun
+
+    on_an_engine(work)
+
+
+@hl.program
+def letter(s: hl.State, name: str) -> None:
+    s.text("Dear ", name, ", ")
+    for at in range(5):
+        s.gen(f"part{at}", max_tokens=3 + at % 2, ignore_eos=True)
+        s.text(f" and {at}, ")
+    with s.fork(3) as branch:
+        branch.gen("close", max_tokens=2, ignore_eos=True)
+        branch.text(" of ", branch.index)
+        branch.gen("end", max_tokens=3, ignore_eos=True)
+
+
+async def run(engine: Engine, program: Any, **given: Any) -> tuple[dict[str, Any], int]:
+    """The outputs and the engine's steps."""
+    backend = EngineBackend(engine.client, ChatTokenizer(), SequenceLimiter(1000))
+    before = engine.engine.runner.steps
+    outputs, _ = await Interpreter(program.compile(), backend, {}, seed=1).run(given)
+    await engine.idle()
+    return outputs, engine.engine.runner.steps - before
+
+
+def test_a_program_gives_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: Engine) -> None:
+        found, _ = await run(engine, letter, name="Ada")
+        assert len(engine.begun) == 4 + 3
+        monkeypatch.setattr(Interpreter, "_expected", lambda *args: [])
+        assert (await run(engine, letter, name="Ada"))[0] == found
+        assert len(engine.begun) == 4 + 3
+
+    on_an_engine(work)
+
+
+def test_texts_that_depend_on_the_answer_are_not_foreseen() -> None:
+    @hl.program
+    def echo(s: hl.State) -> None:
+        s.text("Say: ")
+        s.gen("a", max_tokens=3, ignore_eos=True)
+        s.text("x", s["a"])
+        s.gen("b", max_tokens=3, ignore_eos=True)
+        s.text("y", s["a"])
+        s.gen("c", max_tokens=3, ignore_eos=True)
+        hl.require(s["c"] != "never", "no")
+        s.gen("d", max_tokens=3, ignore_eos=True)
+
+    async def work(engine: Engine) -> None:
+        outputs, _ = await run(engine, echo)
+        assert len(outputs["d"]) > 0
+        assert len(engine.begun) == 1, "c alone follows b with a text that is known when b begins"
+
+    on_an_engine(work)
+
+
+class Admitted:
+    """What chains have added."""
+
+    def __init__(self, error: HeadraceError | None = None) -> None:
+        self.error = error
+        self.requests: list[Request] = []
+        self.chains = Chains(self.admit, self.compiled)
+
+    def admit(self, request: Request, matchers: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.requests.append(request)
+
+    def compiled(self, constraint: Constraint) -> Any:
+        raise InvalidRequest("this engine cannot constrain output")
+
+
+def linked(**then: Any) -> Request:
+    params = SamplingParams(max_tokens=4)
+    return Request("a", (1, 2), params, (9,), then=Request("b", (5,), params, **then), then_after=(8,))
+
+
+def test_the_end_decides_what_goes_on() -> None:
+    ends: dict[str, tuple[Delta, tuple[int, ...] | None]] = {
+        "length": (Delta("a", [3, 4], finish_reason="length"), (1, 2, 3, 4, 5)),
+        "end": (Delta("a", [3, 9], finish_reason="stop", stop_token=9), (1, 2, 3, 5)),
+        "stop": (Delta("a", [3, 8], finish_reason="stop", stop_token=8), (1, 2, 3, 5)),
+        "within a token": (Delta("a", [3, 7], finish_reason="stop", stop_token=7), None),
+        "grammar": (Delta("a", [3], finish_reason="stop"), (1, 2, 3, 5)),
+        "error": (Delta("a", [3], finish_reason="error"), None),
+        "abort": (Delta("a", [3], finish_reason="abort"), None),
+    }
+    for name, (delta, prompt) in ends.items():
+        found = Admitted()
+        found.chains.begin([linked()])
+        found.chains.follow([Delta("other", [1]), delta])
+        assert [one.prompt for one in found.requests] == ([] if prompt is None else [prompt]), name
+        assert delta.went_on == (prompt is not None)
+        assert all(one.extends == "a" for one in found.requests)
+        assert not len(found.chains)
+
+
+def test_a_request_that_cannot_be_added_is_left_to_the_client() -> None:
+    for found, request in (
+        (Admitted(Overloaded("full")), linked()),
+        (Admitted(), linked(constraint=Constraint("regex", "a"))),
+    ):
+        found.chains.begin([request])
+        delta = Delta("a", [3], finish_reason="length")
+        found.chains.follow([delta])
+        assert not delta.went_on
+        assert not found.requests
+        assert not len(found.chains)
+
+
+def test_a_dropped_request_is_followed_by_nothing() -> None:
+    found = Admitted()
+    found.chains.begin([linked()])
+    found.chains.drop(["x", "a"])
+    found.chains.follow([Delta("a", [3], finish_reason="length")])
+    assert not found.requests

@@ -1,0 +1,77 @@
+"""`headrace status`: what is behind an address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from route_harness import routed, until
+from stub_engine import Stub
+from test_route_relay import run
+
+from headrace.cli.main import main
+
+
+async def status(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = await asyncio.to_thread(main, ["status", *arguments])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_a_router_has_a_line_for_each_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        async with routed([Stub(), Stub()]) as it:
+            url = str(it.http.base_url)
+            code, out, _ = await status(capsys, f"{url}/v1")
+            head, first, second = (line.split() for line in out.splitlines())
+            assert code == 0
+            assert head == ["REPLICA", "STATE", "MODEL", "WAITING", "RUNNING", "REQUESTS", "URL"]
+            assert first == ["0", "ready", "tiny", "0", "0", "0", it.stubs[0].url]
+            assert second[0] == "1"
+            it.stubs[0].stop()
+            await until(lambda: it.fleet.replicas[0].state == "ejected")
+            code, out, _ = await status(capsys, url.removeprefix("http://"), "--json")
+            states = [row["state"] for row in json.loads(out)["replicas"]]
+            assert (code, states) == (0, ["ejected", "ready"])
+            it.stubs[1].mode = "draining"
+            await until(lambda: it.fleet.replicas[1].state == "busy")
+            code, out, _ = await status(capsys, url)
+            assert code == 1, "none can take requests"
+            assert "replica 1: the server is shutting down" in out
+
+    run(check())
+
+
+def test_a_server_is_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        stub = Stub()
+        stub.role = "decode"
+        await stub.start()
+        try:
+            code, out, _ = await status(capsys, stub.url)
+            assert code == 0
+            assert [line.split() for line in out.splitlines()] == [
+                ["REPLICA", "STATE", "ROLE", "MODEL", "URL"],
+                ["0", "ready", "decode", "tiny", stub.url],
+            ]
+            stub.mode = "draining"
+            code, out, _ = await status(capsys, stub.url)
+            assert (code, "replica 0: the server is shutting down" in out) == (1, True)
+        finally:
+            stub.stop()
+
+    run(check())
+
+
+def test_no_answer_and_a_wrong_key_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        code, _, err = await status(capsys, "http://127.0.0.1:9")
+        assert (code, "error: no answer from http://127.0.0.1:9" in err) == (2, True)
+        async with routed([Stub()], api_key="right") as it:
+            url = str(it.http.base_url)
+            code, _, err = await status(capsys, url, "--api-key", "wrong")
+            assert (code, "wants an API key" in err) == (2, True)
+            assert (await status(capsys, url, "--api-key", "right"))[0] == 0
+
+    run(check())
