@@ -9,4 +9,4 @@ venv=build/ray
 [[ -x $venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[dev,ray]'
 "$venv/bin/pip" check
-exec "$venv/bin/python" -m pytest --timeout=600 tests/engine/test_scale_on_ray.py tests/unit/scale "$@"
+exec "$venv/bin/python" -m pytest --timeout=600 tests/engine/test_scale_on_{ray,nodes}.py tests/unit/scale "$@"

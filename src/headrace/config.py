@@ -205,7 +205,7 @@ class DeviceConfig(Frozen):
 
 
 class ParallelConfig(Frozen):
-    """The number of devices that share one model."""
+    """The number of devices that share one model: the product of both."""
 
     tensor_parallel_size: int = Field(
         default=1,
@@ -213,11 +213,22 @@ class ParallelConfig(Frozen):
         description="Ranks that each hold a part of every layer: a device each, or a share of the cores on a host "
         "platform. threads is then the number of each.",
     )
+    pipeline_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        description="Stages that each hold a run of the layers, on tensor_parallel_size ranks, and compute a step at a "
+        "time: so many steps are in flight. Answers keep their bits.",
+    )
     expert_parallel: bool = Field(
         default=False,
         description="Of a model with experts, each rank of tensor_parallel_size holds complete experts instead of a "
         "part of every expert.",
     )
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Config(Frozen):

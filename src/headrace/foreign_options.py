@@ -11,6 +11,7 @@ _LENGTH = "--max-model-len"
 _BUDGET = "--max-num-batched-tokens"
 _SEQUENCES = "--max-num-seqs"
 _RANKS = "--tensor-parallel-size"
+_STAGES = "--pipeline-parallel-size"
 _EXPERTS = "--expert-parallel, over the ranks of --tensor-parallel-size"
 _DRAFTS = "--speculate METHOD, as in --speculate draft:MODEL"
 _WHOLE = "the whole model lies on the device that --platform and --device-index choose"
@@ -29,6 +30,7 @@ FOREIGN_OPTIONS = {
     "--quantization": _FORMAT,
     "-q": _FORMAT,
     "-tp": _RANKS,
+    "-pp": _STAGES,
     "--enable-expert-parallel": _EXPERTS,
     "-ep": _EXPERTS,
     "--enable-prefix-caching": _PREFIX,
@@ -50,6 +52,8 @@ FOREIGN_OPTIONS = {
     "--model-path": _MODEL,
     "--tp": _RANKS,
     "--tp-size": _RANKS,
+    "--pp": _STAGES,
+    "--pp-size": _STAGES,
     "--ep-size": _EXPERTS,
     "--expert-parallel-size": _EXPERTS,
     "--mem-fraction-static": _SHARE,

@@ -160,6 +160,16 @@ class SamplingParams:
             api=_API_LOGPROBS,
         ),
     )
+    logprob_token_ids: tuple[int, ...] = row(
+        (),
+        Field(
+            "ids",
+            "With `logprobs`: the tokens to report at each generated token, instead of the most likely ones.",
+            longest=MAX_LOGPROBS,
+            api_longest=MAX_LOGPROBS,
+            adjust=lambda value: tuple(dict.fromkeys(value)),
+        ),
+    )
     prompt_logprobs: int | None = row(
         None,
         Field(
@@ -188,6 +198,11 @@ class SamplingParams:
             none="free text",
         ),
     )
+
+    @property
+    def alternatives(self) -> int | None:
+        """Tokens that are reported at each generated one, besides its own logprob; None: no logprobs."""
+        return None if self.logprobs is None else len(self.logprob_token_ids) or self.logprobs
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""

@@ -98,6 +98,13 @@ class ServerConfig(Frozen):
         "keys, those marked admin.",
     )
 
+    profile_dir: str | None = Field(
+        default=None,
+        description="Folder of the traces that /start_profile and /stop_profile write. Default: profiles in "
+        "HEADRACE_CACHE.",
+        json_schema_extra=unit("path"),
+    )
+
     @field_validator("root_path")
     @classmethod
     def _prefix(cls, text: str) -> str:

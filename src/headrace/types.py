@@ -7,13 +7,14 @@ device outside this repository can all use it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.embedding_facts import Pooling
+from headrace.kv_layout import KVLayout, LayerKV
 from headrace.sampling import SamplingParams
 from headrace.scheduler_stats import SchedulerStats
 from headrace.structured_outputs import Constraint, ConstraintKind
@@ -181,39 +182,6 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerKV:
-    """KV shape of one attention layer. `window` is the sliding window in tokens, None for full attention."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Shape of the paged KV cache. Every layer has the same block ids: one block table per sequence."""
-
-    layers: tuple[LayerKV, ...]
-    block_size: int
-    """Tokens per block."""
-    dtype: str
-    """`float32`, `bfloat16`, `float16`, `int8` or `float8_e4m3`."""
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, keys and values (int8 and fp8 have one float32 scale per token and
-        head)."""
-        size = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}[self.dtype]
-        scale = 4 if size == 1 else 0
-        return sum(2 * self.block_size * l.num_kv_heads * (l.head_dim * size + scale) for l in self.layers)
-
-    def padded(self, lanes: int) -> KVLayout:
-        """The layout of a device that pads rows to a multiple of so many values."""
-        layers = (replace(layer, head_dim=-(-layer.head_dim // lanes) * lanes) for layer in self.layers)
-        return replace(self, layers=tuple(layers))
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """The largest sizes of a step that is compiled for them."""
 
@@ -250,9 +218,8 @@ class Capabilities:
     dtypes: frozenset[str]
     kv_dtypes: frozenset[str]
     quant_formats: frozenset[str] = frozenset()
-    """Formats of `QUANT_FORMATS` that the device's own operators support; they may read the codes or convert them at
-    load. They never get a weight in another format: the reference serves it, with one log line. If the device's tensors
-    are not torch tensors there is no reference, and the weight is refused with an error that names it."""
+    """Formats of `QUANT_FORMATS` that the device's own operators support, stored so or converted at load. The reference
+    serves other weights, with one log line; they are refused if the device's tensors are not torch tensors."""
     block_sizes: tuple[int, ...] = (16,)
     """Supported KV block sizes, the preferred one first."""
     static_shapes: bool = False
@@ -273,10 +240,11 @@ class Capabilities:
     head_sizes: frozenset[int] = frozenset()
     """Head sizes that attention supports; empty: any. A model with others is refused."""
     missing_operators: frozenset[str] = frozenset()
-    """Optional operators (`registry.OPTIONAL`) that the device has no form of and cannot run by reference either. A
-    model with a layer that needs one is refused."""
+    """Optional operators (`registry.OPTIONAL`) that it cannot run at all. A model that needs one is refused."""
+    passes_rows: bool = False
+    """A communicator of two ranks is an `interface.PassesRows`, so that a model's layers can be split into stages."""
     kv_lanes: int = 1
-    """Rows of a head in the cache are padded to a multiple of so many values, which defines the memory of a block."""
+    """Rows of a head in the cache are padded to a multiple of so many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +278,9 @@ class SamplingBatch:
     """[R]: the row of `allowed` that applies, -1 for none."""
     num_logprobs: int = 0
     """Alternatives to report: the largest number that any row requests. -1: no logprobs."""
+    named: Ints | None = None
+    """[R, N]: the tokens whose logprobs each row asks for, then NO_TOKEN; None when no row asks for any. With names,
+    `num_logprobs` is at least 1."""
 
 
 @dataclass(slots=True)
@@ -403,3 +374,5 @@ class StepResult:
     """K of uint8 [bytes]: the blocks of `StepPlan.stores`, as `gather_blocks` reads them."""
     hidden: Floats | None = None
     """[T, hidden] if the plan asks for them: the outputs of the final norm."""
+    named: Floats | None = None
+    """[R, N]: logprobs of the tokens that the plan names."""

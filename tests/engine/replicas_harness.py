@@ -88,3 +88,10 @@ def replicated(model: Path, options: str) -> Iterator[Replicated]:
         assert not psutil.wait_procs(family, 60)[1], "nothing stays behind"
     finally:
         served.process.kill()
+
+
+def actor_processes(row: dict[str, Any]) -> tuple[int, int]:
+    """The engine's server, and the actor that holds it."""
+    match = re.fullmatch(r"process (\d+) of actor (\d+) on .*", row["where"])
+    assert match, row
+    return int(match[1]), int(match[2])

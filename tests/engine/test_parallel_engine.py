@@ -69,6 +69,21 @@ async def end_of(client: InProcessClient) -> str:
     return str(found[0].finish)
 
 
+def test_two_ranks_report_named_tokens(model: Path) -> None:
+    async def run() -> None:
+        wanted = request(PROMPTS[0], id="named", max_tokens=6, logprobs=0, logprob_token_ids=(3, 150))
+        found = []
+        for size in (1, 2):
+            async with started(parallel(model, size)) as ranks:
+                found.append((await choices(ranks, wanted))[0].logprobs)
+        for one, two in zip(*found, strict=True):
+            assert [token for token, *_ in two.top] == [3, 150]
+            # The order of a sum over ranks is another.
+            assert [value for *_, value in two.top] == pytest.approx([value for *_, value in one.top], abs=1e-4)
+
+    asyncio.run(run())
+
+
 def test_two_ranks_verify_drafts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of drafts are those of one rank."""
 

@@ -38,19 +38,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "packed"
 
 
-def config_of(path: Path, size: int, **model: Any) -> Config:
+def config_of(path: Path, size: int, complete: bool = False, **model: Any) -> Config:
     return Config(
         model=ModelConfig(model=str(path), **model),
         cache=CacheConfig(num_blocks=30),
         device=DeviceConfig(platform="cpu", threads=1),
-        parallel=ParallelConfig(tensor_parallel_size=size),
+        parallel=ParallelConfig(tensor_parallel_size=size, expert_parallel=complete),
     )
 
 
-def logits(path: Path, directory: Path, size: int = 2, **model: Any) -> list[torch.Tensor]:
+def logits(path: Path, directory: Path, size: int = 2, complete: bool = False, **model: Any) -> list[torch.Tensor]:
     """Of each rank, loaded as its process would, in a thread."""
     directory.mkdir()
-    start = config_of(path, size, **model).model_dump_json(exclude={"server"})
+    start = config_of(path, size, complete, **model).model_dump_json(exclude={"server"})
 
     def rank_main(rank: int) -> torch.Tensor:
         sizes = Sizes(64, 16, "float32", 8, 1, 64)
@@ -77,6 +77,20 @@ def test_packed_parts_are_read_again(
     assert sorted(str(entry.about["part"]) for entry in cache.kept(home)) == ["rank 0 of 2", "rank 1 of 2"]
     monkeypatch.setattr(Checkpoint, "build", parallel_follower.refuse)
     assert torch.equal(torch.stack(logits(tmp_path / "model", tmp_path / "warm", **options)), torch.stack(cold))
+
+
+def test_parts_with_complete_experts_are_kept_beside_those_with_a_part_of_each(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_moe("qwen2_moe", tmp_path / "model", torch.bfloat16)
+    logits(tmp_path / "model", tmp_path / "cut")
+    cold = logits(tmp_path / "model", tmp_path / "cold", complete=True)
+    parts = {str(entry.about["part"]) for entry in cache.kept(home)}
+    wanted = ("", ", complete experts")
+    assert parts == {f"rank {rank} of 2{complete}" for rank in range(2) for complete in wanted}
+    monkeypatch.setattr(Checkpoint, "build", parallel_follower.refuse)
+    warm = logits(tmp_path / "model", tmp_path / "warm", complete=True)
+    assert torch.equal(torch.stack(warm), torch.stack(cold))
 
 
 def test_parts_are_of_one_rank_and_one_number_of_ranks(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from replicas_harness import Replicated, replicated
+from replicas_harness import Replicated, actor_processes, replicated
 from server_harness import until
 
 pytest.importorskip("ray", reason="Ray is not installed: ci/ray.sh runs these where it is")
@@ -21,20 +19,13 @@ def on_ray(tiny_llama: Path) -> Iterator[Replicated]:
         yield served
 
 
-def processes(row: dict[str, Any]) -> tuple[int, int]:
-    """The engine's server, and the actor that holds it."""
-    match = re.fullmatch(r"process (\d+) of actor (\d+) on .*", row["where"])
-    assert match, row
-    return int(match[1]), int(match[2])
-
-
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_killed_replica_is_started_again(on_ray: Replicated, which: int) -> None:
     """`which`: its server, or the actor."""
     until(lambda: len(on_ray.ready()) == 2, on_ray.rows)
     with on_ray.load():
         victim = on_ray.ready()[0]
-        psutil.Process(processes(victim)[which]).kill()
+        psutil.Process(actor_processes(victim)[which]).kill()
         number, restarts = victim["replica"], victim["restarts"]
         until(
             lambda: any(row["replica"] == number and row["restarts"] > restarts for row in on_ray.ready()), on_ray.rows
@@ -54,13 +45,13 @@ def test_an_update_loses_nothing(on_ray: Replicated, capsys: pytest.CaptureFixtu
     from headrace.cli.main import main
 
     until(lambda: len(on_ray.ready()) == 2, on_ray.rows)
-    before = {processes(row) for row in on_ray.ready()}
+    before = {actor_processes(row) for row in on_ray.ready()}
     with on_ray.load():
         assert on_ray.http.post("/v1/router/update", json={}).status_code == 202
         until(lambda: on_ray.group()["update"]["state"] != "running", on_ray.rows)
         assert len(on_ray.ready()) == 2
     assert on_ray.group()["update"] == {"state": "done", "done": 2, "of": 2, "error": None}
-    assert not before & {processes(row) for row in on_ray.ready()}
+    assert not before & {actor_processes(row) for row in on_ray.ready()}
     assert main(["status", on_ray.url]) == 0
     shown = capsys.readouterr().out
     assert shown.count("of actor") == 2

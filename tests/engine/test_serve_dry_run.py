@@ -97,6 +97,17 @@ def test_what_would_fail(plan: Plan, options: str, message: str) -> None:
     assert message in fault
 
 
+def test_a_disk_that_keeps_nothing_is_a_warning(plan: Plan, tmp_path: Path) -> None:
+    code, text = plan("--kv-disk", "/dev/null/here:1GiB")
+    assert code == 0, "serving would go on without it"
+    (warning,) = [line for line in text.splitlines() if line.startswith("warning: ")]
+    assert "--kv-disk: /dev/null/here cannot be used" in warning
+    code, text = plan("--kv-disk", f"{tmp_path / 'kv'}:1GiB")
+    assert f"keeps KV blocks in {tmp_path / 'kv'}, up to 1.00 GiB" in text
+    assert "warning" not in text
+    assert not (tmp_path / "kv").exists()
+
+
 def test_a_port_that_is_taken(plan: Plan) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, text = plan("--port", str(taken.getsockname()[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import subprocess
 import sys
@@ -200,6 +201,12 @@ def test_a_model_that_cannot_be_loaded(server: Several) -> None:
 def test_sleep_gives_the_memory_back(server: Several) -> None:
     choice(server.complete("a", **sampled(1)))
     assert server.http.post("/reset_prefix_cache", params={"model": "a"}).json()["freed_blocks"] >= 0
+    assert server.http.post("/start_profile", params={"model": "a", "steps": 3}).json()["is_profiling"]
+    choice(server.complete("a", **sampled(1)))
+    profile = server.http.post("/stop_profile", params={"model": "a"}).json()
+    assert 1 <= profile["steps"] <= 3
+    with gzip.open(profile["file"]) as trace:
+        assert b"headrace: launch" in trace.read()
     engines = server.engines
     assert server.http.post("/sleep", params={"model": "a"}).json()["is_sleeping"]
     assert len(server.engines) == len(engines) - 1

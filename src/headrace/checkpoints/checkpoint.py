@@ -25,7 +25,7 @@ from headrace.models.config import DecoderConfig, check_decoder
 from headrace.models.decoder import Decoder
 from headrace.models.family import Names
 from headrace.models.registry import from_gguf, from_hf
-from headrace.models.sharding import WHOLE, Collectives, Shard, local_config
+from headrace.models.sharding import ONE_STAGE, WHOLE, Collectives, Shard, StageLinks, local_config
 from headrace.quant.methods import scheme_of
 from headrace.quant.weights import place
 from headrace.resolution import ModelFacts
@@ -72,14 +72,15 @@ class Checkpoint:
         group: Collectives | None = None,
         finish: Finish | None = None,
         place_vector: Callable[[torch.Tensor], Any] | None = None,
+        links: StageLinks = ONE_STAGE,
     ) -> Decoder:
         """Read the weights and bind them to operators.
 
         `progress(done, total)` counts bytes. `move` puts a tensor into the memory that operators read (default: it
-        stays a view of the file). `shard` is this rank's part and `group` its collective operations. `finish(weight,
-        operators)` gets every matrix with the operators that will be called with it, and returns the form that the
-        model stores (default: the matrix with its tensors moved). `place_vector` does the same as `move` for a norm, a
-        router's bias or a rotary table (default: `move`).
+        stays a view of the file). `shard` is this rank's part, `group` its collective operations, `links` its
+        neighbours among stages. `finish(weight, operators)` gets every matrix with the operators that will be called
+        with it, and returns the form that the model stores (default: the matrix with its tensors moved). `place_vector`
+        does the same as `move` for a norm, a router's bias or a rotary table (default: `move`).
 
         Raises CheckpointError that names file and tensor, UnsupportedModel for unknown tensors and for formats that
         cannot be split, ConfigError if the model cannot be split over the ranks.
@@ -107,7 +108,8 @@ class Checkpoint:
         ).run()
         if progress is not None:
             progress(self.total_bytes, self.total_bytes)
-        return Decoder(local_config(self.decoder_config, shard), ops, weights, max_model_len, group, place_vector)
+        config = local_config(self.decoder_config, shard)
+        return Decoder(config, ops, weights, max_model_len, group, place_vector, links)
 
 
 def open_checkpoint(path: Path | str, extensions: Extensions | None = None) -> Checkpoint:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from headrace.cli.signals import exit_on_signals
+from headrace.cli.starting_line import starting_line
 
 __all__ = ["VERBS", "main"]
 
@@ -35,6 +36,8 @@ VERBS = {
     "bench": ("headrace.bench.dispatch", "measure a server, this process, or this machine"),
     "completion": ("headrace.cli.completion_command", "print a script that completes words in a shell"),
 }
+_SLOW = frozenset({"serve", "chat", "run", "generate", "run-batch"})
+"""Verbs whose imports and first work take longer than a person likes to wait for a sign of life."""
 _USER_FAULT = 2
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
@@ -138,7 +141,9 @@ def _verb(arguments: list[str]) -> int:
     parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help=argparse.SUPPRESS)
     verb = parser.parse_args(arguments[:1]).verb
     _check_working_directory()
-    module = importlib.import_module(VERBS[verb][0])
+    shown = verb in _SLOW and not {"-h", "--help"} & set(arguments)
+    with starting_line("starting ...") if shown else contextlib.nullcontext():
+        module = importlib.import_module(VERBS[verb][0])
     if verb == "bench":
         measured: int = module.main(arguments[1:])
         return measured
@@ -146,7 +151,8 @@ def _verb(arguments: list[str]) -> int:
         inner = ArgumentParser(prog=f"headrace {verb}", description=module.__doc__)
         if hasattr(module, "prepare") and not {"-h", "--help"} & set(arguments):
             inner.set_defaults(prepared=stack.enter_context(module.prepare()))
-        module.configure(inner)
+        with starting_line("starting ...") if shown else contextlib.nullcontext():
+            module.configure(inner)
         result: int = module.run(inner.parse_args(arguments[1:]))
         return result
 

@@ -1,19 +1,24 @@
-"""List the servers of this user that run on this machine: process, model, address, age and memory."""
+"""List the servers and routers of this user that run on this machine: process, model, address, age and memory."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
 from typing import Any
 
-__all__ = ["RunningServer", "configure", "find_servers", "run"]
+__all__ = ["RunningServer", "configure", "find_servers", "kind_of", "run"]
 
 _PATIENCE = 2.0
 """Seconds for the answer of one server."""
+_KINDS = {"serve": "server", "route": "router"}
+"""By verb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class RunningServer:
     """Since its start."""
     memory: int
     """Bytes of the process and its children."""
+    kind: str = "server"
+    """Or `router`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     for one in servers:
         minutes, seconds = divmod(int(one.seconds), 60)
         up = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-        print(f"{one.pid:>8}  {up:>9}  {one.memory / 1e6:>6.0f} MB  {one.url or '(loading)':<28}  {one.model}")
+        model = one.model if one.kind == "server" else f"(router) {one.model}"
+        print(f"{one.pid:>8}  {up:>9}  {one.memory / 1e6:>6.0f} MB  {one.url or '(loading)':<28}  {model}")
     return 0
 
 
@@ -57,55 +65,77 @@ def find_servers() -> list[RunningServer]:
     found = []
     for process in psutil.process_iter(["username", "cmdline"]):
         with contextlib.suppress(psutil.Error):
-            if process.info["username"] == own and _serves(process.info["cmdline"] or []):
-                found.append(_describe(process))
+            kind = kind_of(process.info["cmdline"] or []) if process.info["username"] == own else None
+            if kind is not None:
+                found.append(_describe(process, kind))
     return sorted(found, key=lambda server: -server.seconds)
 
 
-def _serves(words: list[str]) -> bool:
-    """True for the command line of `headrace serve`, as a script or as `python -m headrace`."""
-    if "serve" not in words:
-        return False
-    before = words[: words.index("serve")]
-    return bool(before) and (before[-1].rsplit("/", 1)[-1] in ("headrace", "headrace.exe"))
+def kind_of(words: list[str]) -> str | None:
+    """What the command line of `headrace serve` or `headrace route` is, as a script or as `python -m headrace`; None
+    for any other, also of a program that has started one."""
+    for verb, kind in _KINDS.items():
+        if verb in words:
+            before = [PurePath(word.replace("\\", "/")).stem for word in words[: words.index(verb)]]
+            alone = len(before) == 1 or (bool(before) and before[0].lower().startswith(("python", "pypy")))
+            if alone and before[-1] == "headrace":
+                return kind
+    return None
 
 
-def _describe(process: Any) -> RunningServer:
+def _describe(process: Any, kind: str) -> RunningServer:
     import psutil
 
-    family = [process, *process.children(recursive=True)]
     memory = 0
-    for one in family:
+    for one in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
             memory += one.memory_info().rss
-    listening = [link.laddr for link in _connections(process) if link.status == psutil.CONN_LISTEN]
-    url = _url(listening[0]) if listening else ""
-    return RunningServer(process.pid, _model(url) if url else "", url, time.time() - process.create_time(), memory)
+    tried = [("", "")]
+    for url in _addresses(process):
+        answered, model = _model(url)
+        # Where nothing answers, the first address and what is wrong with it.
+        tried = [(url, model)] if answered or not tried[0][0] else tried
+        if answered:
+            break
+    url, model = tried[0]
+    return RunningServer(process.pid, model, url, time.time() - process.create_time(), memory, kind)
 
 
-def _connections(process: Any) -> list[Any]:
+def _addresses(process: Any) -> Iterator[str]:
+    """Where it may listen; with TLS or without shows when it is asked."""
+    import psutil
+
     # Named differently by older releases.
     read = getattr(process, "net_connections", None) or process.connections
-    return list(read(kind="tcp"))
+    listening = [link.laddr for link in read(kind="tcp") if link.status == psutil.CONN_LISTEN]
+    for address in listening[:1]:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.ip, address.ip)
+        place = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
+        yield f"http://{place}"
+        yield f"https://{place}"
+    if not listening and hasattr(socket, "AF_UNIX"):
+        files = {link.laddr for link in read(kind="unix") if link.laddr and not link.laddr.startswith(("@", "\0"))}
+        for file in sorted(files):
+            yield f"unix:{Path(process.cwd()) / file}"
 
 
-def _url(address: Any) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.ip, address.ip)
-    return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
-
-
-def _model(url: str) -> str:
-    """The names of the models that a server lists."""
+def _model(url: str) -> tuple[bool, str]:
+    """(Whether a server answers there, the names of the models that it lists, or why they are not known.)"""
     import httpx
 
+    from headrace.cli.server_address import server_address
     from headrace.environment import read_environment
 
     key = read_environment().api_key
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    address = server_address(url)
+    # It is a process of this user on this machine, whose certificate is for another name.
+    options = address.options or {"verify": False}
     try:
-        reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=_PATIENCE)
+        with httpx.Client(headers=headers, timeout=_PATIENCE, **options) as client:
+            reply = client.get(f"{address.url}/v1/models")
         if reply.status_code == 401:
-            return "(its API key is not in HEADRACE_API_KEY)"
-        return ", ".join(str(entry["id"]) for entry in reply.json()["data"])
+            return True, "(its API key is not in HEADRACE_API_KEY)"
+        return True, ", ".join(str(entry["id"]) for entry in reply.json()["data"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        return f"(no answer: {type(error).__name__})"
+        return False, f"(no answer: {type(error).__name__})"

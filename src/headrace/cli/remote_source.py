@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from headrace.cli.pieces import Pieces
+from headrace.cli.server_address import server_address
 from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, excerpt
 from headrace.event_stream import event_data
 
@@ -27,15 +28,16 @@ class RemoteSource:
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
         """`model`: default is the first that the server lists."""
         self._url = url
-        self._base = _address(url)
+        address = server_address(url)
+        self._base, self._shown = address.url, address.shown
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._client = httpx.Client(headers=headers, timeout=_TIMEOUT)
+        self._client = httpx.Client(headers=headers, timeout=_TIMEOUT, **address.options)
         self._tokens: int | None = None
         self._model = model or self.models()[0]
 
     @property
     def header(self) -> str:
-        return f"{self._model} at {self._base}{self._engine()}"
+        return f"{self._model} at {self._shown}{self._engine()}"
 
     @property
     def tokens(self) -> int | None:
@@ -95,17 +97,6 @@ class RemoteSource:
             raise ConfigError(
                 f"--url {self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}"
             ) from error
-
-
-def _address(url: str) -> str:
-    """The server's base URL, without a `/v1` at its end. Raises ConfigError."""
-    try:
-        found = httpx.URL(url if "://" in url else f"http://{url}")
-    except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"--url {url}: {error}") from error
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
-    return str(found).rstrip("/").removesuffix("/v1")
 
 
 def _refusal(response: httpx.Response) -> HeadraceError:

@@ -27,7 +27,7 @@ def _places(config: Config, count: int) -> tuple[list[Config], bool]:
 
     platform, _ = discover().select_platform(config.device.platform)
     devices = platform.devices()
-    first, size = config.device.index, config.parallel.tensor_parallel_size
+    first, size = config.device.index, config.parallel.world_size
     shared = dict(devices[0].details).get("cores") if len(devices) == 1 else None
     if shared is not None:
         threads = config.device.threads or max(1, int(shared) // (count * size))

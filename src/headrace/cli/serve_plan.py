@@ -40,6 +40,8 @@ def show_serve_plan(config: Config, name: str = "", others: Sequence[str] = ()) 
     if path:
         tried(lambda: _formats(config, path[0]))
     tried(lambda: _server(config.server))
+    if config.cache.disk is not None:
+        tried(lambda: _disk(config))
     print("options")
     for line in _options(config, engine):
         print(line)
@@ -143,11 +145,22 @@ def _server(config: ServerConfig) -> Iterator[str]:
         yield f"  keeps what clients ask for in {config.state_dir}"
 
 
-def _check_folder(folder: Path) -> None:
+def _disk(config: Config) -> Iterator[str]:
+    """Serving goes on without a disk, which is not what was asked for."""
+    assert config.cache.disk is not None
+    folder, limit = config.cache.disk
+    try:
+        _check_folder(folder, "--kv-disk")
+        yield f"  keeps KV blocks in {folder}, up to {_size(limit)}"
+    except ConfigError as error:
+        yield f"warning: {one_line(error)}: it would serve, and keep no block there"
+
+
+def _check_folder(folder: Path, option: str = "--state-dir") -> None:
     """Raises ConfigError for a folder that cannot be written, or made."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"--state-dir: {folder} cannot be used: {there} is no folder that this user may write to")
+        raise ConfigError(f"{option}: {folder} cannot be used: {there} is no folder that this user may write to")
 
 
 def _options(config: Config, engine: Mapping[str, Any]) -> Iterator[str]:

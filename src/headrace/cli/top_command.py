@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="of the server, or unix:PATH (default: http://127.0.0.1:8000)"
     )
+    parser.add_argument("--model", metavar="NAME", help="of a server with several (default: all of them together)")
     parser.add_argument("--api-key", metavar="KEY", help="default: HEADRACE_API_KEY")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: 1)")
     parser.add_argument("--once", action="store_true", help="print one snapshot")
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0.1 <= args.interval <= 3600:
         raise ConfigError(f"--interval {args.interval:g}: choose from 0.1 to 3600 seconds")
     key = (args.api_key or read_environment().api_key or "").strip() or None
-    reader = Reader(args.url, key)
+    reader = Reader(args.url, key, model=args.model)
     try:
         if args.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
             return _snapshot(reader, args.url, args.interval)

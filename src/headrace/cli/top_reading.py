@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from headrace.cli.server_address import server_address
+
 __all__ = ["Reader", "Reading", "Window", "quantile"]
 
 _TIMEOUT = 3.0
@@ -40,24 +42,43 @@ class Reading:
 class Reader:
     """Asks one server. Any thread, one at a time."""
 
-    def __init__(self, url: str, key: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        model: str | None = None,
+    ) -> None:
+        """`model`: the one of several that is read; None: the figures of all, and the state of the last that was
+        used."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        address = "http://server" if url.startswith("unix:") else url.rstrip("/").removesuffix("/v1")
-        if url.startswith("unix:"):
-            transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"))
-        self._http = httpx.Client(base_url=address, headers=headers, timeout=_TIMEOUT, transport=transport)
+        address = server_address(url)
+        options = address.options if transport is None else {"transport": transport}
+        self._model = model
+        self._http = httpx.Client(base_url=address.url, headers=headers, timeout=_TIMEOUT, **options)
 
     def read(self) -> Reading:
         """Never raises for a server that does not answer, or answers with an error."""
         try:
             text = self._get("/metrics").text
-            state = self._get("/v1/engine/state").json()
-            return Reading(time.monotonic(), parse_metrics(text), state)
+            named = {} if self._model is None else {"model": self._model}
+            state = self._get("/v1/engine/state", named).json()
+            return Reading(time.monotonic(), self._own(parse_metrics(text)), state)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return Reading(time.monotonic(), fault=_described(error))
 
-    def _get(self, path: str) -> httpx.Response:
-        answer = self._http.get(path)
+    def _own(self, samples: dict[str, dict[_Labels, float]]) -> dict[str, dict[_Labels, float]]:
+        """Without those of other models."""
+        if self._model is None:
+            return samples
+        keeps = {None, self._model}
+        return {
+            name: {labels: value for labels, value in series.items() if dict(labels).get("model") in keeps}
+            for name, series in samples.items()
+        }
+
+    def _get(self, path: str, params: Mapping[str, str] | None = None) -> httpx.Response:
+        answer = self._http.get(path, params=params)
         answer.raise_for_status()
         return answer
 

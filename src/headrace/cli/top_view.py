@@ -36,8 +36,21 @@ def _header(url: str, last: Reading | None, fault: str) -> Iterator[str]:
     yield ""
 
 
+def _models(last: Reading) -> Iterator[str]:
+    """Those of a server with several. Rates are of all of them; requests and blocks of the last that was used."""
+    loaded = {dict(labels)["model"]: value for labels, value in last.samples.get("headrace_model_loaded", {}).items()}
+    if len(loaded) > 1:
+        waiting = {name: int(last.value("headrace_model_requests_waiting", model=name)) for name in loaded}
+        shown = [
+            name + (" (loaded)" if loaded[name] else "") + (f" ({waiting[name]} wait for it)" if waiting[name] else "")
+            for name in loaded
+        ]
+        yield f"{'models':<13}{', '.join(shown)}; --model shows one"
+
+
 def _body(window: Window, last: Reading) -> Iterator[str]:
     state, wastes = last.state, last.state.get("wastes", {})
+    yield from _models(last)
     waiting = int(last.value("headrace_waiting_prompt_tokens"))
     yield (
         f"{'requests':<13}{state.get('running_count', 0)} of {state.get('slots', 0)} running, "

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.embedding_facts import NO_EMBEDDINGS, EmbeddingFacts, Pooling
+from headrace.engine.profiling import ProfileReport
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import TransferInfo
 from headrace.types import Constraint, RemoteBlocks, SamplingParams
@@ -211,6 +212,14 @@ class EngineClient(Protocol):
     async def flush_cache(self) -> int:
         """Empty the prefix cache; returns how many of its blocks are free now. Those that running requests use stay
         with them. Raises as `stats`."""
+
+    async def start_profile(self, folder: str, steps: int) -> None:
+        """Begin a profile of the engine's steps in a new file of `folder`; it ends by itself after so many. Raises
+        InvalidRequest if one runs or the platform has none, ConfigError for the folder; in all else as `stats`."""
+
+    async def stop_profile(self) -> ProfileReport:
+        """End it; returns its file once that is complete. Raises InvalidRequest if there is none; in all else as
+        `stats`."""
 
     async def check_health(self) -> None:
         """Raises EngineDead if the engine is dead, restarting or has made no progress for seconds."""

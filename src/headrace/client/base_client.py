@@ -16,12 +16,14 @@ from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.bad_words import bad_word_ids
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.inquiry import Inquiry
+from headrace.client.profile_calls import ProfileCalls
 from headrace.client.request_outputs import TextTokenizer
 from headrace.client.request_stream import RequestStream
 from headrace.client.speculation_choice import check_method
 from headrace.client.stop_tokens import StopTokens
 from headrace.client.validate import validated
 from headrace.config import Config
+from headrace.engine.profiling import ProfileReport
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.engine.wire import (
     Abort,
@@ -39,6 +41,7 @@ from headrace.engine.wire import (
     GetStats,
     GetView,
     Park,
+    Profiled,
     Refused,
     StatsReply,
     ViewReply,
@@ -79,6 +82,7 @@ class BaseClient:
         self._stats = Inquiry[EngineStats](GetStats)
         self._view = Inquiry[EngineView](GetView)
         self._flushes = Inquiry[int](FlushCache)
+        self._profiles = ProfileCalls(self._send_now)
         self.cache_feed = CacheFeed(self._send_now)
         self._numbers = itertools.count()
         self._owner_loop: asyncio.AbstractEventLoop | None = None
@@ -222,6 +226,16 @@ class BaseClient:
             raise EngineDead(f"the engine did not answer within {_FLUSH_TIMEOUT:g} s")
         return asked.result()
 
+    async def start_profile(self, folder: str, steps: int) -> None:
+        self._check_ready()
+        self._check_loop()
+        await self._profiles.start(folder, steps)
+
+    async def stop_profile(self) -> ProfileReport:
+        self._check_ready()
+        self._check_loop()
+        return await self._profiles.stop()
+
     async def _inquire(self, inquiry: Inquiry[T], timeout: float) -> T:
         """The engine's answer, or its last one during a long step."""
         self._check_ready()
@@ -307,6 +321,8 @@ class BaseClient:
             self._view.answer(event.view)
         elif isinstance(event, CacheFlushed):
             self._flushes.answer(event.blocks)
+        elif isinstance(event, Profiled):
+            self._profiles.receive(event)
         elif isinstance(event, (CacheContents, CacheChanged)):
             self.cache_feed.receive(event)
 
@@ -350,7 +366,7 @@ class BaseClient:
         for stream in self._streams.values():
             if not stream.outputs.finished:
                 stream.fail(error)
-        for inquiry in (self._stats, self._view, self._flushes):
+        for inquiry in (self._stats, self._view, self._flushes, self._profiles):
             inquiry.fail(error)
 
     def _end_all(self) -> None:

@@ -69,6 +69,7 @@ class ChoiceBuilder:
         self._stream = tokenizer.stream(params.skip_special_tokens, tail)
         self._stops = StopFinder(params.stop, params.include_stop_str_in_output)
         self._started = False
+        self._alternatives = params.alternatives
 
     def push(self, delta: Delta) -> Output:
         """The output of a delta. `finished` is set if it is the last one; after that `push` must not be called.
@@ -84,8 +85,8 @@ class ChoiceBuilder:
         for at, token in enumerate(tokens):
             self.generated += 1
             out.token_ids.append(token)
-            if out.logprobs is not None and self._params.logprobs is not None and delta.logprobs is not None:
-                out.logprobs.append(self._entry(delta.logprobs[at], self._params.logprobs))
+            if out.logprobs is not None and self._alternatives is not None and delta.logprobs is not None:
+                out.logprobs.append(self._entry(delta.logprobs[at], self._alternatives))
             if self._push_text(out, self._text(token, token == delta.stop_token and at + 1 == len(tokens))):
                 return out
         if delta.finish_reason is not None:

@@ -107,6 +107,16 @@ def score_job(pairs: Pairs, name: str, options: ScoreOptions, info: ModelInfo, e
     return replace(made, requests=named)
 
 
+def _refuse_instruction(options: ScoreOptions, method: str) -> None:
+    """Raises InvalidRequest for an instruction that would be left out."""
+    if options.instruction is not None:
+        message = (
+            f"`instruction` is for models that answer yes or no, and `method` {method} of this checkpoint takes none: "
+            "write it into the query as the model's card says, or leave it out"
+        )
+        raise InvalidRequest(message, "instruction", "unsupported_parameter")
+
+
 def _method(info: ModelInfo) -> ScoreMethod:
     if info.embedding.labels:
         return "head"
@@ -121,6 +131,7 @@ def _is_reranker(info: ModelInfo) -> bool:
 
 def _by_cosine(pairs: Pairs, options: ScoreOptions, info: ModelInfo, encoders: Encoders) -> ScoreJob:
     """One vector for each different text."""
+    _refuse_instruction(options, "cosine")
     places: dict[tuple[str, str], int] = {}
     requests: list[GenerateRequest] = []
     named = info.embedding.prompts if options.prompts else {}
@@ -154,6 +165,8 @@ def _by_head(pairs: Pairs, options: ScoreOptions, info: ModelInfo, encoders: Enc
         message = f"this checkpoint's head has the classes {shown[:200]}, of which none is a score: one, or a yes, is"
         raise InvalidRequest(message, "method", "unsupported_value")
     asks = _YES in labels or _is_reranker(info)
+    if not asks:
+        _refuse_instruction(options, "head")
     encode = partial(_asked, options, info, encoders) if asks else partial(_joined, options, info, encoders)
     nothing = SamplingParams(max_tokens=0)
     requests = [GenerateRequest("", tuple(encode(*pair)), nothing, pooling="last") for pair in pairs]

@@ -39,6 +39,9 @@ class EngineLimits(Protocol):
     @property
     def most_rivals(self) -> int: ...
 
+    @property
+    def names_tokens(self) -> bool: ...
+
 
 def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[int] = ()) -> GenerateRequest:
     """The request with `max_tokens` as a number. `ends`: the model's end tokens. Raises InvalidRequest and its
@@ -52,6 +55,7 @@ def validated(request: GenerateRequest, limits: EngineLimits, ends: Collection[i
     _check_tokens(params, limits.vocab_size)
     _check_scored(params, len(request.prompt))
     _check_rivals(request, limits)
+    _check_names(params, limits)
     if params.max_tokens is None:
         room = min(limits.max_model_len - len(request.prompt), limits.kv_tokens + 1 - len(request.prompt))
         params = replace(params, max_tokens=max(1, room))
@@ -139,6 +143,19 @@ def _check_rivals(request: GenerateRequest, limits: EngineLimits) -> None:
         message = f"`rivals` has {len(request.rivals)} tokens, but a request may have at most {limits.most_rivals}"
         raise InvalidRequest(message, "rivals", "invalid_value")
     check_ids(request.rivals, limits.vocab_size, "rivals")
+
+
+def _check_names(params: SamplingParams, limits: EngineLimits) -> None:
+    names, name = params.logprob_token_ids, "logprob_token_ids"
+    if not names:
+        return
+    if params.logprobs is None or params.max_tokens == 0:
+        why = "`logprobs`" if params.logprobs is None else "generated tokens, and `max_tokens` is 0"
+        raise InvalidRequest(f"`{name}` needs {why}: it says which tokens they report", name, "invalid_value")
+    if not limits.names_tokens:
+        message = f"`{name}`: platform {limits.platform} has no form of the operator named_logprobs"
+        raise InvalidRequest(message, name, "unsupported_operation")
+    check_ids(names, limits.vocab_size, name)
 
 
 def _check_min_tokens(params: SamplingParams, ends: Collection[int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.conformance.tiers import tier
 from headrace.errors import PlatformError
-from headrace.platforms.interface import ALL_TO_ALL, Communicator, Device, Platform
+from headrace.platforms.interface import ALL_TO_ALL, Communicator, Device, PassesRows, Platform
 
 __all__ = ["CollectivesTier"]
 
@@ -51,6 +51,19 @@ class CollectivesTier:
             for rank in range(2):
                 if not name.startswith(ALL_TO_ALL) or name in found[rank]:
                     np.testing.assert_array_equal(found[rank][name], wanted[rank], f"{name} of rank {rank}")
+
+    def test_declared_rows_pass_to_the_next_rank(self, platform: Platform | None, tmp_path: Path) -> None:
+        """In the order in which they are sent, of any number. Nothing is passed if the device does not declare it."""
+        if platform is None:
+            pytest.skip("no `platform` fixture")
+        indices = _two_devices(platform)
+        rendezvous = (tmp_path / "rendezvous").as_uri()
+        with ThreadPoolExecutor(2) as threads:
+            ranks = [threads.submit(_pass_rows, platform, indices[rank], rank, rendezvous) for rank in range(2)]
+            sent, received = (rank.result(120) for rank in ranks)
+        assert (sent is None) == (received is None), "both ranks declare `passes_rows`, or none does"
+        for one, other in zip(received or [], sent or [], strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def _two_devices(platform: Platform) -> tuple[int, int]:
@@ -98,6 +111,25 @@ def _take_part(platform: Platform, index: int, rank: int, rendezvous: str) -> di
             # Inputs must not change.
             found[f"input {dtype}"] = device.get(tensor).result()
         return found
+    finally:
+        device.close()
+
+
+def _pass_rows(platform: Platform, index: int, rank: int, rendezvous: str) -> list[Array] | None:
+    """What rank 0 sends or rank 1 receives; None if the device does not declare it."""
+    device = platform.open(index, {"rank": rank, "world_size": 2, "rendezvous": rendezvous})
+    try:
+        if not device.capabilities().passes_rows:
+            return None
+        group = device.communicator([0, 1])
+        assert isinstance(group, PassesRows), "a device that declares `passes_rows` has it"
+        sent = [np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) - rows for rows in (5, 1, 64)]
+        if rank:
+            likes = [device.put(np.zeros(len(one), np.int32)) for one in sent]
+            return [device.get(group.receive_rows(like, 3)).result() for like in likes]
+        for one in sent:
+            group.send_rows(device.put(one))
+        return sent
     finally:
         device.close()
 

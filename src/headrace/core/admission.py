@@ -27,6 +27,9 @@ class CoreConfig:
     vocab_size: int
     prefix_caching: bool = True
     max_waiting: int = 4096
+    stages: int = 1
+    """Of a pipeline. With several, so many steps are in flight, of different sequences, and plans have the tokens that
+    earlier steps have sampled."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"):

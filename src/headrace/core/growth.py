@@ -34,14 +34,17 @@ class Growth:
 
     def decodes(self) -> Decodes:
         """Allocate a block for every decode that starts one, or preempt; returns the decodes that continue."""
-        decodes, size = self._running.decodes(), self._cache.block_size
-        if decodes.until_start:
-            return decodes
-        for at in np.flatnonzero(decodes.positions % size == 0).tolist():
-            seq = decodes.seqs[at]
-            while seq.slot >= 0 and not self._cache.grow(seq):
-                self._make_room()
-        return self._running.decodes()
+        size = self._cache.block_size
+        while True:
+            decodes = self._running.decodes()
+            if decodes.until_start:
+                return decodes
+            for at in np.flatnonzero(decodes.positions % size == 0).tolist():
+                seq, needed = decodes.seqs[at], int(decodes.positions[at]) // size + 1
+                while seq.slot >= 0 and seq.blocks < needed and not self._cache.grow(seq):
+                    self._make_room()
+            if self._running.decodes() is decodes:
+                return decodes  # Others may take the place of what was preempted.
 
     def known(self) -> None:
         """Allocate blocks for tokens that are known since the last step; preempt if there is none. This runs before the

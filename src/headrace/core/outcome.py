@@ -50,12 +50,16 @@ def scheduler_stats(
     )
 
 
-def token_logprobs(result: StepResult, row: int, token: int, count: int) -> TokenLogprobs:
-    """The logprobs of one row, with `count` alternatives. The device must have reported logprobs for this step."""
+def token_logprobs(result: StepResult, row: int, token: int, count: int, names: tuple[int, ...] = ()) -> TokenLogprobs:
+    """The logprobs of one row, with `count` alternatives, or those of `names`, which the plan has for this row. The
+    device must have reported logprobs for this step."""
     assert result.logprobs is not None
     assert result.ranks is not None
     top: tuple[tuple[int, float], ...] = ()
-    if count:
+    if names:
+        assert result.named is not None
+        top = tuple(zip(names, result.named[row, : len(names)].tolist(), strict=True))
+    elif count:
         assert result.top_ids is not None
         assert result.top_logprobs is not None
         ids, values = result.top_ids[row, :count].tolist(), result.top_logprobs[row, :count].tolist()
@@ -121,7 +125,8 @@ def emit(seq: Sequence, index: int, row: int, result: StepResult) -> Delta:
         seq.emitted = len(tokens)
     else:
         token, seq.emitted = tokens[index], index + 1
-        delta = Delta(seq.id, [token], [token_logprobs(result, row, token, alternatives)], cached_tokens=seq.cached)
+        scored = token_logprobs(result, row, token, alternatives, seq.params.logprob_token_ids)
+        delta = Delta(seq.id, [token], [scored], cached_tokens=seq.cached)
     if seq.ending is not None and seq.emitted == len(tokens):
         delta.finish_reason, delta.stop_token, delta.error = seq.ending
         delta.request_fault = delta.error is not None

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.constraints import Constraints, gather
+from headrace.core.named_rows import name_rows
 from headrace.core.sequence import Sequence
 from headrace.core.slots import LAST, LOGPROBS, PROMPT_LEN, Slots
 from headrace.sampling import FLOAT_ROWS, INT_ROWS
@@ -26,7 +27,8 @@ class Decodes:
     """The sequences that compute one token each, as arrays. Built again when their set changes; a step only advances
     them."""
 
-    def __init__(self, seqs: list[Sequence], slots: Slots, block_size: int) -> None:
+    def __init__(self, seqs: list[Sequence], slots: Slots, block_size: int, known: bool = False) -> None:
+        """`known`: the last token of each has been committed, and the plan has it."""
         self.seqs = seqs
         self.epochs = [seq.epoch for seq in seqs]
         self.slots: Ints = np.array([seq.slot for seq in seqs], np.int32)
@@ -39,11 +41,13 @@ class Decodes:
         self.prompt_lens: Ints = ints[PROMPT_LEN]
         self.ids = tuple(seq.id for seq in seqs)
         self.no_tokens: Ints = np.full(count, NO_TOKEN, np.int32)
+        self.token_ids: Ints = np.array([seq.tokens[-1] for seq in seqs], np.int32) if known else self.no_tokens
         self.starts: Ints = np.arange(count + 1, dtype=np.int32)
         self.rows: Ints = self.starts[:count]
         self.special = [(i, own) for i, seq in enumerate(seqs) if (own := slots.constraints[seq.slot]) is not None]
         self.sampling = parameters(slots, self.index)
         self.sampling.num_logprobs = int(ints[LOGPROBS].max(initial=-1))
+        name_rows(self.sampling, [seq.params.logprob_token_ids for seq in seqs])
         self._block_size = block_size
         self.longest = int(self.positions.max(initial=-1))
         """The last position that the next step computes."""
@@ -120,6 +124,14 @@ class PrefillChunk:
         return self.seq.pool.add(self.start, result.hidden[self.token : self.token + self.end - self.start])
 
     @property
+    def names(self) -> list[tuple[int, ...]]:
+        """For each row the tokens whose logprobs it asks for: none in the place of a prompt's token."""
+        own = self.seq.params.logprob_token_ids
+        output = max(0, self.score_to - max(self.score_from, self.seq.prompt_len - 1))
+        output += self.samples * (1 + len(self.drafts))
+        return [()] * (self.num_rows - output) + [own] * output
+
+    @property
     def num_rows(self) -> int:
         return self.score_to - self.score_from + len(self.rivals) + self.samples * (1 + len(self.drafts))
 
@@ -169,6 +181,11 @@ class StepRecord:
     waiting: list[ConstrainedRow] = field(default_factory=list)
     """Constrained rows of a split step."""
 
+    def sequences(self) -> list[tuple[Sequence, int]]:
+        """All that take part, each with its epoch."""
+        chunks = [(chunk.seq, chunk.epoch) for chunk in self.chunks]
+        return [*zip(self.decodes.seqs, self.decodes.epochs, strict=True), *chunks]
+
     def settled(self, result: StepResult) -> list[PrefillChunk]:
         """The chunks. Those that the device has placed get their true end, and the drafts as far as they were right;
         the other ones that it had stand as NO_TOKEN."""
@@ -212,7 +229,7 @@ def build(
     decodes.advance(after)
     plan = StepPlan(
         step=step,
-        token_ids=decodes.no_tokens,
+        token_ids=decodes.token_ids,
         positions=positions,
         slot_mapping=table[decodes.index, blocks] * block_size + offsets,
         query_start=decodes.starts,
@@ -256,6 +273,7 @@ def _sampling(decodes: Decodes, positions: Ints) -> SamplingBatch:
         shared.bias_token,
         shared.bias_value,
         num_logprobs=shared.num_logprobs,
+        named=shared.named,
     )
 
 
@@ -368,6 +386,9 @@ def _mixed_sampling(
         if chunk.score_to >= chunk.seq.prompt_len:
             wanted.append(params.logprobs)
         sampling.num_logprobs = max([sampling.num_logprobs, *(k for k in wanted if k is not None)])
+    if decodes.sampling.named is not None or any(chunk.seq.params.logprob_token_ids for chunk in chunks):
+        names = [seq.params.logprob_token_ids for seq in decodes.seqs]
+        name_rows(sampling, names + [own for chunk in chunks for own in chunk.names])
     return sampling
 
 

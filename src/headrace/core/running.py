@@ -12,10 +12,14 @@ __all__ = ["RunningSequences", "urgency"]
 
 
 class RunningSequences:
-    """All sequences that have a slot. One that neither prefills nor decodes waits for its last commit."""
+    """All sequences that have a slot. One that neither prefills nor decodes waits for its last commit.
 
-    def __init__(self, slots: Slots, block_size: int) -> None:
-        self._slots, self._block_size = slots, block_size
+    A pipeline of `stages` has so many steps in flight, of different sequences: one whose next token is in flight leaves
+    the lists until that is committed, and a step takes a share of the sequences that decode.
+    """
+
+    def __init__(self, slots: Slots, block_size: int, stages: int = 1) -> None:
+        self._slots, self._block_size, self._stages = slots, block_size, stages
         self._by_id: dict[str, Sequence] = {}
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
@@ -25,6 +29,8 @@ class RunningSequences:
         self._held: list[Sequence] = []
         """Sequences that compute their newest token together with drafts: once it is committed, or at once if the
         device places them."""
+        self._in_flight: dict[int, Sequence] = {}
+        """By id of the object, in a pipeline: sequences whose next token is in flight."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -44,6 +50,7 @@ class RunningSequences:
     def leave(self, seq: Sequence) -> None:
         """Remove a sequence that has released its slot."""
         del self._by_id[seq.id]
+        self._in_flight.pop(id(seq), None)
         seq.uncertain = 0
         if seq in self._decoding:
             self._decoding.remove(seq)
@@ -72,6 +79,8 @@ class RunningSequences:
     def held(self) -> list[Sequence]:
         """The sequences that verify drafts in the next step. One that is placed may have computed its last token, as
         far as is known; if not all drafts before it were right, it goes on after a commit."""
+        if self._stages > 1:
+            return self._landed()[: self._share()]
         return [seq for seq in self._held if not seq.placed or self.most_known(seq) < seq.end]
 
     def most_known(self, seq: Sequence) -> int:
@@ -81,7 +90,25 @@ class RunningSequences:
 
     def waits(self) -> bool:
         """A sequence that is held has a token in flight: the next step should contain its drafts."""
-        return any(not seq.placed and self._slots.computed[seq.slot] >= len(seq.tokens) for seq in self._held)
+        return self._stages == 1 and any(not seq.placed and self._awaits(seq) for seq in self._held)
+
+    def land(self) -> None:
+        """Let sequences go on whose token has been committed, in a pipeline."""
+        for seq in [seq for seq in self._in_flight.values() if not self._awaits(seq)]:
+            del self._in_flight[id(seq)]
+            self._enter_lists(seq)
+
+    def _landed(self) -> list[Sequence]:
+        """The sequences to verify drafts of that have no token in flight."""
+        return [seq for seq in self._held if not self._awaits(seq)]
+
+    def _awaits(self, seq: Sequence) -> bool:
+        """A token of the sequence is in flight."""
+        return bool(self._slots.computed[seq.slot] >= len(seq.tokens))
+
+    def _share(self) -> int:
+        """The most sequences that one step of a pipeline decodes, and verifies drafts of."""
+        return -(-(len(self._decoding) + len(self._held) + len(self._in_flight)) // self._stages)
 
     def prefill_known(self, seq: Sequence) -> None:
         """Compute known tokens of a sequence next, which have been appended."""
@@ -90,13 +117,15 @@ class RunningSequences:
             self._decodes = None
         elif seq in self._held:
             self._held.remove(seq)
+        self._in_flight.pop(id(seq), None)
         if seq not in self._prefilling and self._slots.computed[seq.slot] < seq.to_compute:
             self._prefilling.append(seq)
 
     def decodes(self) -> Decodes:
         """The sequences that compute one token each, as arrays."""
         if self._decodes is None:
-            self._decodes = Decodes(list(self._decoding), self._slots, self._block_size)
+            seqs = list(self._decoding) if self._stages == 1 else self._decoding[: self._share()]
+            self._decodes = Decodes(seqs, self._slots, self._block_size, known=self._stages > 1)
         return self._decodes
 
     def prefilling(self) -> list[Sequence]:
@@ -105,13 +134,19 @@ class RunningSequences:
 
     def growing(self) -> list[Sequence]:
         """The sequences that prefill tokens for which no block was allocated when they entered."""
-        return sorted([*self.held(), *(seq for seq in self._prefilling if seq.matcher is not None)], key=_rank)
+        held = self._landed() if self._stages > 1 else self.held()
+        return sorted([*held, *(seq for seq in self._prefilling if seq.matcher is not None)], key=_rank)
 
     def advance(self, decodes: Decodes, chunks: list[PrefillChunk]) -> None:
         """Move sequences between the lists, as if a plan had been executed."""
         if len(decodes):
             self._slots.computed[decodes.index] = decodes.positions
-            if decodes.until_end < 0:
+            if self._stages > 1:
+                self._decoding = self._decoding[len(decodes) :]
+                self._decodes = None
+                for seq in decodes.seqs:
+                    self._continue(seq)
+            elif decodes.until_end < 0:
                 ended = decodes.positions > decodes.last
                 finished = {id(decodes.seqs[at]) for at in np.flatnonzero(ended).tolist()}
                 self._decoding = [seq for seq in self._decoding if id(seq) not in finished]
@@ -123,7 +158,16 @@ class RunningSequences:
                     self._continue(chunk.seq)
 
     def _continue(self, seq: Sequence) -> None:
+        """Go on with a sequence whose newest token is in flight: in a pipeline, once that has been committed."""
+        if self._stages > 1:
+            self._in_flight[id(seq)] = seq
+        else:
+            self._enter_lists(seq)
+
+    def _enter_lists(self, seq: Sequence) -> None:
         """Decode a sequence, or hold it for its drafts."""
+        if self._slots.computed[seq.slot] >= seq.end - 1:
+            return
         if seq.held:
             self._held.append(seq)
         else:

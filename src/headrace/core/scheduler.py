@@ -50,7 +50,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
-        self._running = RunningSequences(self._slots, config.block_size)
+        self._running = RunningSequences(self._slots, config.block_size, config.stages)
         self._open = OpenSequences(self._cache, self._slots)
         self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache, self._open)
         self._verification = (
@@ -151,14 +151,17 @@ class Scheduler:
         self._running.advance(decodes, chunks)
         self._launched = step
         self._in_flight.append(step)
+        if plan.split and self.config.stages > 1:
+            self.complete(plan)
         return plan
 
     def complete(self, plan: StepPlan) -> None:
         """Finish a plan whose `split` is set, before its second part is launched. All plans before it must have been
         committed or failed, and no other may be scheduled until then: the forward pass of the next step reads the
-        tokens that this one samples."""
+        tokens that this one samples. In a pipeline every token before it is known, so it is finished at once."""
         assert plan.split
-        assert plan.step == self._in_flight[0], "all plans before it have been committed"
+        assert plan.step == self._in_flight[0] or self.config.stages > 1, "all plans before it have been committed"
+        plan.split = self.config.stages == 1
         for one in plan.tag.waiting:
             seq = one.seq
             # The tokens that a grammar forces at its start; all others are appended by commits.
@@ -200,6 +203,7 @@ class Scheduler:
                     deltas.append(self._fault(chunk.seq, error))
         if self._verification is not None:
             self._verification.commit(plan.step, launched.chunks)
+        self._running.land()
         self._fetches.commit(plan, result, now)
         return deltas
 
@@ -212,11 +216,8 @@ class Scheduler:
         failed.
         """
         self._retire(plan)
-        launched: StepRecord = plan.tag
         deltas = self.drain()
-        taking_part = [*zip(launched.decodes.seqs, launched.decodes.epochs, strict=True)]
-        taking_part += [(chunk.seq, chunk.epoch) for chunk in launched.chunks]
-        for seq, epoch in taking_part:
+        for seq, epoch in plan.tag.sequences():
             if seq.epoch == epoch:
                 deltas.append(self._fail(seq, message))
         self._open.clear()

@@ -8,96 +8,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from headrace.core.cache_events import CacheEvents
-from headrace.core.inspection import SchedulerView
 from headrace.core.matcher import Matcher
 from headrace.engine.chains import Chains
-from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals, TierStats
+from headrace.engine.loop_parts import GrammarSource, PendingStep, StepLearner, StepRunner, StepScheduler
+from headrace.engine.profiling import StepProfiler
+from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
-from headrace.types import Constraint, Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.types import Constraint, Delta, Request, StepPlan
 
 __all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepLearner", "StepRunner", "StepScheduler"]
 
 _log = logging.getLogger(__name__)
 
 _DEPTH = 2
-"""Steps in flight: one runs, one waits behind it."""
-
-
-class PendingStep(Protocol):
-    def sample(self) -> None:
-        """Launch the second part of a split step, after its plan has been completed."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> StepResult: ...
-
-
-class StepRunner(Protocol):
-    """The members of a runner that the loop uses."""
-
-    def launch(self, plan: StepPlan) -> PendingStep: ...
-
-    def recover(self) -> bool:
-        """Called after a step that failed. True if the cache had to be allocated again and is empty."""
-
-    def where_not_finite(self, tokens: Sequence[int]) -> str:
-        """Compute a sequence whose logits were not finite again, slowly, and describe where that begins."""
-
-
-class StepScheduler(Protocol):
-    """The members of `core.Scheduler` that the loop uses."""
-
-    def add(self, request: Request, matcher: Matcher | None = None) -> None: ...
-
-    def abort(self, request_id: str) -> bool: ...
-
-    def finish(self, request_id: str) -> bool: ...
-
-    def park(self, request_id: str) -> None: ...
-
-    def schedule(self, now: float) -> StepPlan | None: ...
-
-    def complete(self, plan: StepPlan) -> None: ...
-
-    broken: dict[str, list[int]]
-
-    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]: ...
-
-    def fail(self, plan: StepPlan, message: str) -> list[Delta]: ...
-
-    def reset_cache(self) -> None: ...
-
-    def drain(self) -> list[Delta]: ...
-
-    def has_work(self) -> bool: ...
-
-    def stats(self) -> SchedulerStats: ...
-
-    def tier_stats(self) -> tuple[TierStats, ...]: ...
-
-    def view(self) -> SchedulerView: ...
-
-
-class GrammarSource(Protocol):
-    """The members of `grammar.compiler.GrammarCompiler` that the loop uses."""
-
-    def matchers(self, constraint: Constraint, count: int) -> Future[list[Matcher]]: ...
-
-    def close(self) -> None: ...
-
-
-class StepLearner(Protocol):
-    """The members of `drafting.Drafting` that the loop uses."""
-
-    def settle(self, step: int, emitted: int, seconds: float) -> None: ...
-
-    def waited(self, seconds: float) -> None: ...
-
-    def totals(self) -> SpeculationTotals: ...
+"""Steps in flight on one device: one runs, one waits behind it."""
 
 
 @dataclass(slots=True)
@@ -138,13 +65,14 @@ class EngineCore:
         grammars: GrammarSource | None = None,
         drafting: StepLearner | None = None,
         cache_events: CacheEvents | None = None,
+        profiler: StepProfiler | None = None,
+        stages: int = 1,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
         is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay.
-        `cache_events`: what others may watch of the prefix cache."""
-        self._scheduler = scheduler
-        self._runner = runner
+        `cache_events`: what others may watch of the prefix cache. `stages`: of a pipeline."""
+        self._scheduler, self._runner = scheduler, runner
         self._block_size = block_size
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
@@ -153,12 +81,13 @@ class EngineCore:
         """The time at which the device ended the last resolved step."""
         self._duration: float | None = None
         """Duration of the last step that the loop waited for."""
+        self._depth = max(_DEPTH, stages)
         self._read_at: float | None = None
         """The time at which the last result was read; None if there was nothing to do since."""
         self._lost = lost or _never
-        self._grammars = grammars
-        self._drafting = drafting
+        self._grammars, self._drafting = grammars, drafting
         self.cache_events = cache_events
+        self.profiler = profiler or StepProfiler("this engine was built without a profiler")
         self._compiling: list[_Compiling] = []
         self.chains = Chains(self._go_on, self._matchers)
         self._refused: list[tuple[list[str], HeadraceError]] = []
@@ -257,8 +186,8 @@ class EngineCore:
         if self._compiling:
             self._admit_compiled()
         deltas: list[Delta] = []
-        launched = len(self._in_flight) < _DEPTH and self._launch(deltas)
-        if len(self._in_flight) == _DEPTH or (self._in_flight and not launched):
+        launched = len(self._in_flight) < self._depth and self._launch(deltas)
+        if len(self._in_flight) == self._depth or (self._in_flight and not launched):
             self._resolve(deltas)
         self.chains.follow(deltas)
         return deltas
@@ -296,14 +225,16 @@ class EngineCore:
 
     def _launch(self, deltas: list[Delta]) -> bool:
         """Launch a step. True if a step was launched or its launch failed, so that another may be tried at once."""
-        plan = self._scheduler.schedule(self._clock())
+        with self.profiler.span("schedule"):
+            plan = self._scheduler.schedule(self._clock())
         if plan is None:
             if not self._in_flight:
                 self._read_at = None
             return False
         now = self._clock()
         try:
-            launched = self._runner.launch(plan)
+            with self.profiler.span("launch"):
+                launched = self._runner.launch(plan)
         except Exception as error:
             deltas += self._failed(plan, error)
             return True
@@ -330,7 +261,8 @@ class EngineCore:
         plan = oldest.plan
         waited = not oldest.launched.done()
         try:
-            result = oldest.launched.result()
+            with self.profiler.span("wait"):
+                result = oldest.launched.result()
         except Exception as error:
             self._free_at = self._clock()
             deltas += self._failed(plan, error)
@@ -345,8 +277,10 @@ class EngineCore:
         self._usage.record(now, worked, plan.num_seqs)
         if self._usage.memory_sample_due(now):
             self._sample_memory(now)
-        committed = self._scheduler.commit(plan, result, now)
+        with self.profiler.span("commit"):
+            committed = self._scheduler.commit(plan, result, now)
         deltas += committed
+        self.profiler.passed()
         if self._drafting is not None:
             self._drafting.settle(plan.step, sum(len(delta.token_ids) for delta in committed), worked)
         self._complete(deltas)

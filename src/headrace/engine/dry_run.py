@@ -8,7 +8,8 @@ from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.checkpoints.quantizing import check_quantizing
 from headrace.config import Config
 from headrace.engine.peer_loading import try_peers
-from headrace.engine.rank_loading import device_options, shard_of
+from headrace.engine.rank_loading import device_options
+from headrace.engine.stages import check_stages, shard_of
 from headrace.engine.startup import check_devices, find_drafts, resolve_on
 from headrace.engine.tier_loading import check_tiers
 from headrace.grammar.loading import find_backend
@@ -41,8 +42,9 @@ class EnginePlan:
 def plan_engine(config: Config) -> EnginePlan:
     """Open the checkpoint and the device of rank 0, and choose. `config.model.model` is a path. Raises what building
     the engine would raise before it loads."""
-    size = config.parallel.tensor_parallel_size
+    size = config.parallel.world_size
     checkpoint = open_checkpoint(config.model.model)
+    check_stages(config)
     facts = checkpoint.facts(shard_of(config, 0))
     if config.model.quantize is not None:
         check_quantizing(checkpoint, config.model.quantize)

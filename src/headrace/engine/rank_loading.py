@@ -17,13 +17,15 @@ from headrace.config import Config
 from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
+from headrace.engine.stage_runner import StageRunner
+from headrace.engine.stages import connect_stages, shard_of
 from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
 from headrace.kernels.registry import DRAFTING, bind
 from headrace.models.assemble import Finish
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.features import Tap
-from headrace.models.sharding import Collectives, Shard, local_config
+from headrace.models.sharding import Collectives, Shard, StageLinks, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
 from headrace.speculation.ngram import NgramDrafter
@@ -39,7 +41,6 @@ __all__ = [
     "load_rank",
     "open_rank",
     "packing_threads",
-    "shard_of",
 ]
 
 _PACKING_THREADS = 2
@@ -77,6 +78,8 @@ class LoadedRank:
     weights: DecoderWeights
     cache: PackedCache | None
     """The cache to save packed weights in; None if they were loaded from it, or are not saved."""
+    answers: bool = False
+    """Rank 0 gets the results of steps from this one."""
 
     def save_packed(self) -> None:
         """Start saving the packed weights in the cache, if they are not there yet."""
@@ -95,7 +98,7 @@ class LoadedRank:
 
 def open_rank(platform: Platform, config: Config, index: int, rank: int, rendezvous: str) -> Device:
     """Open the device of one rank. Raises PlatformError that names the rank, if there are several."""
-    size, options = config.parallel.tensor_parallel_size, device_options(config)
+    size, options = config.parallel.world_size, device_options(config)
     if size == 1:
         return platform.open(index, options)
     try:
@@ -103,11 +106,6 @@ def open_rank(platform: Platform, config: Config, index: int, rank: int, rendezv
     except PlatformError as error:
         where = f"rank {rank} of {size}"
         raise PlatformError(f"{where} cannot open a device of platform {platform.name}: {error}") from error
-
-
-def shard_of(config: Config, rank: int) -> Shard:
-    """The part of the model that a rank holds."""
-    return Shard(rank, config.parallel.tensor_parallel_size, config.parallel.expert_parallel)
 
 
 def device_options(config: Config) -> dict[str, Any]:
@@ -130,7 +128,9 @@ def load_follower(start: Start, send: Callable[[RankMessage], None], receive: Ca
         send(Opened())
         sizes = receive()
         assert isinstance(sizes, Sizes)
-        loaded = load_rank(config, checkpoint, device, shard_of(config, start.rank), sizes, lambda stage, done: None)
+        shard = shard_of(config, start.rank)
+        loaded = load_rank(config, checkpoint, device, shard, sizes, lambda stage, done: None)
+        loaded.answers = shard.stages > 1 and shard.samples and shard.rank == 0
         loaded.save_packed()
         send(Loaded())
         return loaded
@@ -153,17 +153,20 @@ def load_rank(
 
     Raises CheckpointError, UnsupportedModel, OutOfMemory, PlatformError. The device stays open when this raises.
     """
-    group = device.communicator(range(shard.size)) if shard.size > 1 else None
+    peers = [replace(shard, rank=rank).number for rank in range(shard.size)]
+    group = device.communicator(peers) if shard.size > 1 else None
+    links = connect_stages(device, shard)
     ops = bind(device)
     # Kept weights come back as torch's tensors, vectors among them.
     forms = None if device.extension(TorchTensors) is None else device.extension(PackedForms)
     cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, forms, shard)
     kept = None if cache is None else cache.load()
     if kept is None:
-        model = _read(config, checkpoint, device, ops, (shard, group), sizes.max_model_len, progress)
+        model = _read(config, checkpoint, device, ops, (shard, group, links), sizes.max_model_len, progress)
     else:
         cache = None
-        model = Decoder(local_config(checkpoint.decoder_config, shard), ops, kept, sizes.max_model_len, group)
+        local = local_config(checkpoint.decoder_config, shard)
+        model = Decoder(local, ops, kept, sizes.max_model_len, group, links=links)
     sized = _runner_config(checkpoint, shard, sizes, drafts_of(config, device))
     if source is not None:
         _load_source(source, checkpoint, device, ops, model)
@@ -172,7 +175,7 @@ def load_rank(
         layout = replace(sized.layout, layers=(*layers, *source.layers))
         sized = replace(sized, layout=layout, num_blocks=sized.num_blocks + source.spare(sizes))
     progress("cache", 0.0)
-    runner = Runner(device, model, ops, sized)
+    runner = (Runner if shard.samples else StageRunner)(device, model, ops, sized)
     return LoadedRank(device, runner, model.weights, cache)
 
 
@@ -181,23 +184,24 @@ def _read(
     checkpoint: Checkpoint,
     device: Device,
     ops: Ops,
-    place: tuple[Shard, Collectives | None],
+    place: tuple[Shard, Collectives | None, StageLinks],
     max_model_len: int,
     progress: Progress,
 ) -> Decoder:
     """This rank's part of the model from its checkpoint, with its weights packed for the device while it is read."""
-    shard, group = place
+    shard, group, links = place
     if config.model.quantize is not None:
         checkpoint = quantizing(checkpoint, config.model.quantize)
     move, place_vector = _movers(device)
-    with Packing(ops, device, checkpoint.path, packing_threads(device, shard.size), move) as packing:
+    with Packing(ops, device, checkpoint.path, packing_threads(device, shard.ranks), move) as packing:
         return checkpoint.build(
             ops,
             max_model_len,
-            lambda done, total: progress("weights", done * shard.size / max(1, total)),
+            lambda done, total: progress("weights", done * shard.ranks / max(1, total)),
             move=move,
             shard=shard,
             group=group,
+            links=links,
             finish=packing.finish,
             place_vector=place_vector,
         )
@@ -241,7 +245,7 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def drafts_of(config: Config, device: Device) -> int:
     """The most drafts that the device makes for a sequence; 0 if the host makes them, or none are made."""
-    able = all(device.op(spec) is not None for spec in DRAFTING)
+    able = config.parallel.pipeline_parallel_size == 1 and all(device.op(spec) is not None for spec in DRAFTING)
     return MOST_DRAFTS if config.scheduler.speculate == NgramDrafter.name and able else 0
 
 

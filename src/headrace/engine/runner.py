@@ -16,7 +16,7 @@ from headrace.engine.plans import history_plan
 from headrace.engine.second_look import first_not_finite
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of, sampling_arrays
-from headrace.kernels.ops import Batch, Ops
+from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.types import Bucket, KVLayout, StepPlan, StepResult
 
@@ -143,9 +143,9 @@ class Runner:
         """The number of times the cache was allocated: a step that fails late may have used an earlier cache."""
         self._donated_to_a_failure = False
         self._blocks = -(-config.max_model_len // config.layout.block_size)
-        self._executables: dict[tuple[str, Bucket, int, bool, bool], Executable] = {}
-        """By part of the step, bucket, number of logprob alternatives, whether it places sequences, and whether it
-        gives the hidden states."""
+        self._executables: dict[tuple[str, Bucket, int, int, bool, bool], Executable] = {}
+        """By part of the step, bucket, numbers of logprob alternatives and of tokens that a row names, whether it
+        places sequences, and whether it gives the hidden states."""
         self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
         self._mover = BlockMover(device, ops)
 
@@ -259,7 +259,7 @@ class Runner:
             names += ["logprobs", "ranks"]
         if top > 0:
             names += ["top_ids", "top_logprobs"]
-        names += ["counts"] * (plan.lengths is not None)
+        names += ["counts"] * (plan.lengths is not None) + ["named"] * (plan.sampling.named is not None)
         return {name: self._device.get(outputs[name]) for name in names}
 
     def _inputs(self, arrays: Mapping[str, npt.NDArray[Any]], bucket: Bucket) -> dict[str, Tensor]:
@@ -272,7 +272,8 @@ class Runner:
         self, part: str, bucket: Bucket, top: int, inputs: Mapping[str, Tensor], hidden: bool = False
     ) -> Mapping[str, Tensor]:
         """Launch a part of a step; see `_step_fn`."""
-        key = part, bucket, top, "lengths" in inputs, hidden
+        names = inputs["named"].shape[1] if "named" in inputs else 0
+        key = part, bucket, top, names, "lengths" in inputs, hidden
         executable = self._executables.get(key)
         if executable is None:
             executable = self._executables[key] = self._device.compile(self._step_fn(part, top, hidden), bucket)
@@ -309,6 +310,9 @@ class Runner:
             out = self._ops.sample(inputs["logits"], sample_inputs_of(inputs), batch_of(inputs), top)
             found = {"tokens": out.tokens, "logprobs": out.logprobs, "ranks": out.ranks}
             found |= count_drafts(self._ops, inputs, out.tokens)
+            if "named" in inputs:
+                by_name = cast(OptionalOps, self._ops).named_logprobs
+                found["named"] = by_name(inputs["logits"], inputs["named"], out.top_logprobs)
             return kv, {**found, "top_ids": out.top_ids, "top_logprobs": out.top_logprobs, **history_of(inputs)}
 
         def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:

@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from headrace.config import Config
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.profiling import ProfileReport
 from headrace.engine.whole_answers import WholeAnswers
 from headrace.engine.wire import (
     Abort,
@@ -28,15 +30,18 @@ from headrace.engine.wire import (
     GetStats,
     GetView,
     Park,
+    Profiled,
     Refused,
     Shutdown,
+    StartProfile,
     StatsReply,
+    StopProfile,
     ViewReply,
     WatchCache,
     WireError,
     to_wire,
 )
-from headrace.errors import HeadraceError, PlatformError
+from headrace.errors import ConfigError, HeadraceError, PlatformError
 
 __all__ = ["Build", "BuiltEngine", "Progress", "StallClock", "serve"]
 
@@ -139,6 +144,27 @@ def _handle(core: EngineCore, command: Command, send: Send, whole: WholeAnswers)
         send(CacheFlushed(command.number, core.flush_cache()))
     elif isinstance(command, WatchCache):
         _watch(core, command, send)
+    elif isinstance(command, StartProfile | StopProfile):
+        _profile(core, command, send)
+
+
+def _profile(core: EngineCore, command: StartProfile | StopProfile, send: Send) -> None:
+    def done(found: ProfileReport | HeadraceError) -> None:
+        if isinstance(found, HeadraceError):
+            send(Profiled(command.number, error=to_wire(found)))
+        else:
+            send(Profiled(command.number, found.file, found.steps))
+
+    try:
+        if isinstance(command, StopProfile):
+            core.profiler.stop(done)
+        else:
+            core.profiler.start(Path(command.folder), command.steps)
+            send(Profiled(command.number))
+    except HeadraceError as error:
+        done(error)
+    except Exception as error:
+        done(ConfigError(f"torch.profiler: {type(error).__name__}: {error}"))
 
 
 def _watch(core: EngineCore, command: WatchCache, send: Send) -> None:

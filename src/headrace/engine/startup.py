@@ -24,17 +24,22 @@ from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.plans import dummy_plan
-from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank, shard_of
+from headrace.engine.profiling import StepProfiler
+from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
+from headrace.engine.ranks.pipeline import PipelineRunner
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
 from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
+from headrace.engine.stages import check_stages, describe_stages, shard_of, widest_stage
 from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
 from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
+from headrace.kernels import named_logprobs
+from headrace.kernels.spec import TorchTensors
 from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting, Device, Platform
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
@@ -102,8 +107,9 @@ def build_engine(config: Config, progress: Progress, follower: tuple[str, ...] =
     PlatformError; ConfigError also if the model or the platform cannot have so many ranks.
     """
     progress("checkpoint", 0.0)
-    size = config.parallel.tensor_parallel_size
+    size = config.parallel.world_size
     checkpoint = open_checkpoint(config.model.model)
+    check_stages(config)
     checkpoint.facts(shard_of(config, 0))
     platform, why = discover().select_platform(config.device.platform)
     _log.info("platform %s", why)
@@ -152,7 +158,8 @@ def build_on(
         reader.max_model_len = resolved.max_model_len
     own = load_rank(config, checkpoint, device, shard_of(config, 0), sizes, progress, reader)
     followers.await_all(Loaded)
-    runner = followers.runner(own.runner)
+    stages = config.parallel.pipeline_parallel_size
+    runner = PipelineRunner(own.runner, followers) if stages > 1 else followers.runner(own.runner)
     progress("first step", 0.0)
     # This step compiles and binds everything that is made on first use. Block 0 is never allocated.
     runner.launch(dummy_plan()).result()
@@ -178,6 +185,8 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
         cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash, record),
+        profiler=_profiler(device, platform),
+        stages=stages,
     )
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
@@ -185,9 +194,17 @@ def build_on(
     memory = measure_use(device, free_before, cache, followers.size)
     defaults = _sampling(config, checkpoint)
     info = _engine_info(checkpoint, platform, resolved, vocab, layout, reasons, defaults, transfer, memory)
+    by_name = device.op(named_logprobs.SPEC) is not None or device.extension(TorchTensors) is not None
+    info = msgspec.structs.replace(info, names_tokens=by_name)
     if device.capabilities().computes:
         info = msgspec.structs.replace(info, embedding=checkpoint.embedding)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
+
+
+def _profiler(device: Device, platform: str) -> StepProfiler:
+    if device.extension(TorchTensors) is not None:
+        return StepProfiler()
+    return StepProfiler(f"platform {platform} does not compute with torch, so torch.profiler shows nothing of it")
 
 
 def _check_drafting(config: Config, device: Device) -> None:
@@ -251,14 +268,9 @@ def resolve_on(
     beside = None
     if draft is not None:
         free, beside = max(0, free - draft.total_bytes), draft.layout
-    shard = shard_of(config, 0)
-    resolved, reasons = resolve(config, capabilities, checkpoint.facts(shard), free, name, beside)
-    if size > 1:
-        reasons.append(f"{size} ranks, each with its part of every layer")
-    moe = checkpoint.decoder_config.moe
-    if shard.expert_parallel and moe is not None:
-        reasons.append(f"{moe.experts} experts of a layer: complete ones, distributed over {size} ranks")
-    return resolved, reasons
+    facts = checkpoint.facts(widest_stage(config, checkpoint.decoder_config))
+    resolved, reasons = resolve(config, capabilities, facts, free, name, beside)
+    return resolved, reasons + describe_stages(config, checkpoint.decoder_config)
 
 
 def _sizes(resolved: Resolved) -> Sizes:
@@ -282,6 +294,7 @@ def _core_config(config: Config, resolved: Resolved, vocab_size: int) -> CoreCon
         vocab_size=vocab_size,
         prefix_caching=resolved.prefix_caching,
         max_waiting=config.scheduler.max_waiting,
+        stages=config.parallel.pipeline_parallel_size,
     )
 
 
@@ -339,25 +352,34 @@ def _device_index(platform: Platform, config: Config, rank: int) -> int:
 
 
 def _check_room(platform: Platform, device: Device, config: Config) -> None:
-    """Raises ConfigError for a platform without collectives or with fewer devices than ranks."""
-    size, capabilities = config.parallel.tensor_parallel_size, device.capabilities()
+    """Raises ConfigError for a platform without what several ranks need, or with fewer devices than ranks."""
+    size, stages, capabilities = (
+        config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size,
+        device.capabilities(),
+    )
     needed, asked = _NEEDED, f"tensor_parallel_size {size}"
     if config.parallel.expert_parallel:
         needed, asked = needed | {ALL_TO_ALL}, f"expert_parallel with {asked}"
     missing = sorted(needed - capabilities.collectives)
-    if missing:
+    if missing and size > 1:
         raise ConfigError(
             f"{asked}: platform {platform.name} has no {' and no '.join(missing)} between ranks: leave it out"
+        )
+    if stages > 1 and not capabilities.passes_rows:
+        raise ConfigError(
+            f"pipeline_parallel_size {stages}: platform {platform.name} passes no hidden states from one rank to the "
+            "next: leave it out, or use tensor_parallel_size"
         )
     check_devices(platform, device, config)
 
 
 def check_devices(platform: Platform, device: Device, config: Config) -> None:
     """Raises ConfigError for a platform with fewer devices than ranks."""
-    size, capabilities = config.parallel.tensor_parallel_size, device.capabilities()
+    size, capabilities = config.parallel.world_size, device.capabilities()
     first, count = config.device.index, len(platform.devices())
     if not capabilities.host_memory and first + size > count:
         raise ConfigError(
-            f"tensor_parallel_size {size}: platform {platform.name} has {count} devices, and device {first} is the "
-            f"first to be used: choose at most {count - first}"
+            f"{size} ranks: platform {platform.name} has {count} devices, and device {first} is the first to be used: "
+            f"choose at most {count - first} by tensor_parallel_size and pipeline_parallel_size"
         )

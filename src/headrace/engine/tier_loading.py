@@ -19,7 +19,7 @@ from headrace.engine.peer_loading import check_peers, open_peers
 from headrace.engine.runner import Runner
 from headrace.engine.wire import TransferInfo
 from headrace.errors import ConfigError, PlatformError
-from headrace.platforms.interface import Device, PackedForms
+from headrace.platforms.interface import Device, NamesChip, PackedForms
 from headrace.resolution import Resolved
 from headrace.speculation.ngram import NgramDrafter
 from headrace.tiers.disk_tier import DiskTier
@@ -41,10 +41,12 @@ def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> No
             raise ConfigError(
                 f"{name} needs blocks of cached prefixes, and prefix_caching is off: leave one of them out"
             )
-        if config.parallel.tensor_parallel_size > 1:
+        parallel = config.parallel
+        split = "pipeline_parallel_size" if parallel.tensor_parallel_size == 1 else "tensor_parallel_size"
+        if parallel.world_size > 1:
             raise ConfigError(
-                f"{name}: with tensor_parallel_size {config.parallel.tensor_parallel_size} each rank holds a part of "
-                "every block, which cannot be moved yet: leave one of them out"
+                f"{name}: with {split} {getattr(parallel, split)} each rank holds a part of every block, which cannot "
+                "be moved yet: leave one of them out"
             )
         method = (config.scheduler.speculate or "").partition(":")[0]
         if config.scheduler.draft_model is not None or method == "mtp":
@@ -114,7 +116,7 @@ def layout_id(
 ) -> bytes:
     """Names everything that the bytes of a block depend on, beside its tokens: the model's files, how they are
     computed, and how a block is laid out. Reads the files once; later their times identify them."""
-    forms = device.extension(PackedForms)
+    forms, named = device.extension(PackedForms), device.extension(NamesChip)
     facts = {
         "files": _digest(checkpoint),
         "decoder": repr(checkpoint.decoder_config),
@@ -125,6 +127,7 @@ def layout_id(
         "platform": platform,
         "form": "" if forms is None else forms.identity,
         "device": type(device).__name__,
+        "chip": "" if named is None else named.chip,
         "options": sorted(f"{name}={value}" for name, value in config.device.options.items()),
         "version": __version__,
     }

@@ -41,10 +41,13 @@ __all__ = [
     "GetView",
     "Loading",
     "Park",
+    "Profiled",
     "Ready",
     "Refused",
     "Shutdown",
+    "StartProfile",
     "StatsReply",
+    "StopProfile",
     "TransferInfo",
     "ViewReply",
     "WatchCache",
@@ -118,6 +121,8 @@ class EngineInfo(WireMessage, frozen=True):
     """What the engine takes, with its whole KV cache, in the device's memory or the host's; 0: unknown."""
     device_bytes: int = 0
     """The device's own memory; 0 on a platform of the host."""
+    names_tokens: bool = True
+    """Requests may ask for the logprobs of tokens that they name."""
 
     @property
     def kv_tokens(self) -> int:
@@ -186,6 +191,20 @@ class FlushCache(WireMessage, frozen=True):
     number: int
 
 
+class StartProfile(WireMessage, frozen=True):
+    """Begins a profile, which ends by itself after so many steps."""
+
+    number: int
+    folder: str
+    steps: int
+
+
+class StopProfile(WireMessage, frozen=True):
+    """Ends it, and asks for its file."""
+
+    number: int
+
+
 class Shutdown(WireMessage, frozen=True):
     """Ends the engine at once."""
 
@@ -243,6 +262,16 @@ class CacheFlushed(WireMessage, frozen=True):
     """Blocks that are free now and were cached."""
 
 
+class Profiled(WireMessage, frozen=True):
+    """Answers StartProfile and StopProfile."""
+
+    number: int
+    file: str = ""
+    """The trace, which is complete; empty: the profile has begun."""
+    steps: int = 0
+    error: WireError | None = None
+
+
 class Beat(WireMessage, frozen=True):
     """A heartbeat. A separate thread sends it every half second, also while a step runs or the model loads."""
 
@@ -250,7 +279,20 @@ class Beat(WireMessage, frozen=True):
     """Seconds since the loop last made progress; 0 when it is idle."""
 
 
-Command = Add | AddAll | Abort | Finish | Park | GetStats | GetView | WatchCache | FlushCache | Shutdown
+Command = (
+    Add
+    | AddAll
+    | Abort
+    | Finish
+    | Park
+    | GetStats
+    | GetView
+    | WatchCache
+    | FlushCache
+    | StartProfile
+    | StopProfile
+    | Shutdown
+)
 Event = (
     Loading
     | Ready
@@ -262,6 +304,7 @@ Event = (
     | CacheContents
     | CacheChanged
     | CacheFlushed
+    | Profiled
     | Beat
 )
 

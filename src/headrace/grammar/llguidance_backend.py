@@ -26,6 +26,11 @@ _WHITESPACE = r"[ \n\t]{1,32}"
 """Bounded: unbounded whitespace lets a model spin until max_tokens."""
 _LARK_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*')
 """Strings, regular expressions and comments of a Lark grammar."""
+_OPTION_LINES = re.compile(r"%llguidance(?!\s*\{\s*\})")
+"""Options of the library, of which a Lark grammar may give none."""
+_UNFORCED = '%llguidance {"no_forcing": true}\n'
+"""Of grammars whose terminals are the user's. The library looks ahead as long as one byte alone can follow, which may
+be without end: a terminal takes all that it can, so that in `/0+/ /0+/` the second never begins."""
 _ENDLESS = "it allows no text that ever ends"
 _POSITION = re.compile(r"^at \d+\(\d+\): ")
 _NORMAL_STOPS = ("NotStopped", "NoExtension", "EndOfSentence")
@@ -140,15 +145,14 @@ class LlguidanceBackend:
                 return _with_schemas(lark, schemas, given["strict"], constraint.whitespace)
             if kind == "structural_tag":
                 tag = tag_grammar(text, self._special, self._ends)
-                return _with_schemas(
-                    tag.lark, tag.schemas, [constraint.strict] * len(tag.schemas), constraint.whitespace
-                )
+                lark = tag.lark if tag.closed else _UNFORCED + tag.lark
+                return _with_schemas(lark, tag.schemas, [constraint.strict] * len(tag.schemas), constraint.whitespace)
             if kind == "choice":
                 return str(llguidance.grammar_from("choice", _choices(text)))
             if kind == "lark":
                 _check_lark(text)
             form: Any = kind
-            return str(llguidance.grammar_from(form, text))
+            return str(llguidance.grammar_from("lark", _UNFORCED + str(llguidance.grammar_from(form, text))))
         except (ValueError, RuntimeError) as error:
             raise _refusal(f"cannot be compiled: {_first_line(error)}") from None
 
@@ -252,6 +256,8 @@ def _check_lark(text: str) -> None:
     bare = _LARK_LITERALS.sub("", text)
     if re.search(r"<\S", bare):
         raise _refusal("may not name control tokens")
+    if _OPTION_LINES.search(bare):
+        raise _refusal("may not set options by %llguidance: leave the line out")
     if re.search(r"\b(temperature|max_tokens)\s*=", bare):
         raise _refusal("may not set temperature or max_tokens: they are parameters of the request")
 

@@ -28,6 +28,8 @@ class TagGrammar:
     lark: str
     schemas: list[PlacedSchema]
     """Those of `schema_0` and so on, with their places in the tag."""
+    closed: bool
+    """A fixed text stands behind each regular expression, and ends it."""
 
 
 def tag_grammar(text: str, special: Mapping[str, int], ends: Collection[int]) -> TagGrammar:
@@ -43,7 +45,7 @@ def tag_grammar(text: str, special: Mapping[str, int], ends: Collection[int]) ->
         message = "the structural tag is nested too deeply"
         raise InvalidRequest(message, "response_format", "invalid_constraint") from None
     lark = "\n".join([f"start: {start}", *builder.rules, r"TEXT: /(.|\n)*/", ""])
-    return TagGrammar(lark, builder.schemas)
+    return TagGrammar(lark, builder.schemas, builder.closed)
 
 
 @dataclass
@@ -53,6 +55,7 @@ class _Builder:
     rules: list[str] = field(default_factory=list)
     schemas: list[PlacedSchema] = field(default_factory=list)
     parts: int = 0
+    closed: bool = True
 
     def __post_init__(self) -> None:
         names = sorted(self.special, key=len, reverse=True)
@@ -86,6 +89,7 @@ class _Builder:
                 return f"schema_{len(self.schemas) - 1} {self.text(literal)}".rstrip()
             case "regex":
                 pattern = f"/{llguidance.regex_to_lark(node.given['pattern'])}/"
+                self.closed = self.closed and bool(literal)
                 return self._ended(pattern, literal) if literal else pattern
             case "any_text":
                 return self._free(node, literal, final)

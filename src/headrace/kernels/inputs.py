@@ -59,13 +59,14 @@ def batch_arrays(plan: StepPlan) -> dict[str, Array]:
 
 
 def sampling_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
-    """The inputs of sampling: the fields of `SampleInputs` except the history."""
+    """The inputs of sampling: the fields of `SampleInputs` except the history, and `named` if rows name tokens."""
     single = _single(plan)
     return {
         "target": plan.row_target,
         "slot": plan.slots if single else plan.slots[plan.row_seq],
         "prompt_len": plan.prompt_lens if single else plan.prompt_lens[plan.row_seq],
         **_parameter_arrays(plan.sampling, plan.num_rows, vocab_size),
+        **({} if plan.sampling.named is None else {"named": plan.sampling.named}),
     }
 
 

@@ -329,3 +329,7 @@ class OptionalOps(Protocol):
 
         columns int32 [V] holds each token's column of `logits`; -1: it has none, and its logit is -inf.
         """
+
+    def named_logprobs(self, logits: Tensor, named: Tensor, top_logprobs: Tensor) -> Tensor:
+        """float32 [R, N]: the logprobs under the raw logits of the tokens named [R, N], with the bits that `sample`
+        gives the same tokens; 0 where the name is negative. `top_logprobs` [R, K >= 1] are those of `sample`."""

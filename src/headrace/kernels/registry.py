@@ -26,6 +26,7 @@ from headrace.kernels import (
     mix_experts,
     mla,
     moe,
+    named_logprobs,
     ngram,
     own_experts,
     place,
@@ -91,11 +92,12 @@ _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     block_conv,
     gather_blocks,
     scatter_blocks,
+    named_logprobs,
     *_DRAFTING,
 )
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
-"""Operators that only some architectures, drafters or tiers call, or that fuse several. A device declares one by having
-a form of it; if it has none, a composition of other operators is used, or the reference."""
+"""Operators that only some architectures, drafters, tiers or requests call, or that fuse several. A device declares one
+by having a form of it; if it has none, a composition of other operators is used, or the reference."""
 DRAFTING: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _DRAFTING)
 """Those with which a device drafts and verifies by itself. If it lacks one, the host drafts, between two steps."""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"

@@ -8,7 +8,7 @@ that output as an input. A step in one part has no input `logits`. Only passes o
 an output of another executable, and `token_positions`, where the tokens of their embeddings stand.
 
 Only a step that places sequences has the input `lengths`. In two parts, its sampling takes `drafts` and `position` from
-the forward pass.
+the forward pass. Only a step with rows that name tokens, whose logprobs are asked for, has the input `named`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ Dimension = Literal[
     "positions",
     "features",
     "drafts",
+    "names",
 ]
 """The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
 history holds `slots` sequences of `positions` tokens (one column more if the device drafts), `drafts` has as many
-columns as a sequence may have drafts, masks hold the vocabulary in words of 32 bits, `logits` has a
+columns as a sequence may have drafts, `named` as many as a row of the step names tokens, masks hold the vocabulary in
+words of 32 bits, `logits` has a
 column per token of the vocabulary, and `sizes` has 3 elements."""
 
 
@@ -86,6 +88,7 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("bias_value", "float32", ("biases",)),
     StepInput("allowed", "int32", ("masks", "vocab / 32")),
     StepInput("allowed_row", "int32", ("rows",), fill=-1),
+    StepInput("named", "int32", ("rows", "names"), fill=NO_TOKEN),
     StepInput("logits", "float32", ("rows", "vocab")),
     StepInput("features", "float32", ("tokens", "features")),
     StepInput("token_positions", "int32", ("tokens",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ __all__ = ["KeyEntry", "check_key", "read_keys"]
 _log = logging.getLogger(__name__)
 _Count = Annotated[int, Meta(ge=1)]
 _Name = Annotated[str, Meta(pattern=r"^[\w][\w.@-]{0,63}\Z")]
+_PATH = re.compile(r"at `\$([^`]*)`")
+_STEP = re.compile(r"[^.\[\]]+")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -69,8 +72,10 @@ def read_keys(file: Path) -> list[KeyEntry]:
         raise ConfigError(f"the file of keys {file} cannot be read: {why}") from None
     if shared:
         _log.warning("every user of this machine can read the keys in %s: chmod o-r it", file)
+    root = None
     try:
-        _refuse_twice(yaml.compose(text, yaml.SafeLoader))
+        root = yaml.compose(text, yaml.SafeLoader)
+        _refuse_twice(root)
         found = msgspec.convert(yaml.safe_load(text), _KeyFile)
     except yaml.MarkedYAMLError as error:
         # The error's own text would quote the line.
@@ -79,9 +84,27 @@ def read_keys(file: Path) -> list[KeyEntry]:
     except yaml.YAMLError:
         raise ConfigError(f"the file of keys {file} is no YAML: it has a character that cannot stand there") from None
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"the file of keys {file}: {_described(error)}") from None
-    _check(file, found.keys)
+        path = _PATH.search(str(error))
+        raise ConfigError(
+            f"the file of keys {file}:{_line(root, path[1] if path else '')} {_described(error)}"
+        ) from None
+    _check(file, found.keys, lambda index: _line(root, f".keys[{index}]"))
     return found.keys
+
+
+def _line(root: Any, path: str) -> str:
+    """` line N:` of what a path names (`.keys[1].name`), or of the innermost thing around it that is there."""
+    node = root
+    for step in _STEP.findall(path):
+        inner = None
+        if isinstance(node, yaml.SequenceNode) and step.isdecimal() and int(step) < len(node.value):
+            inner = node.value[int(step)]
+        elif isinstance(node, yaml.MappingNode):
+            inner = next((value for key, value in node.value if key.value == step), None)
+        if inner is None:
+            break
+        node = inner
+    return "" if node is None else f" line {node.start_mark.line + 1}:"
 
 
 def _refuse_twice(node: Any) -> None:
@@ -106,19 +129,20 @@ def _described(error: Exception) -> str:
     return text
 
 
-def _check(file: Path, entries: list[KeyEntry]) -> None:
+def _check(file: Path, entries: list[KeyEntry], line: Callable[[int], str]) -> None:
+    """`line`: of an entry."""
     if not entries:
         raise ConfigError(f"the file of keys {file} has none: no client could get in")
     names, secrets = set[str](), set[str]()
-    for entry in entries:
-        where = f"the file of keys {file}: {entry.name}"
+    for index, entry in enumerate(entries):
+        where = f"the file of keys {file}:{line(index)} {entry.name}"
         if entry.name in names:
             raise ConfigError(f"{where} stands there twice: give each entry a name of its own")
         names.add(entry.name)
         if not entry.keys and not entry.digests:
             raise ConfigError(f"{where} has neither `key` nor `key_sha256`")
         for key in entry.keys:
-            check_key(key, f"the key of {entry.name} in {file}")
+            check_key(key, f"the key of {entry.name} in {file},{line(index).removesuffix(':')},")
         for digest in entry.digests:
             if not _DIGEST.fullmatch(digest):
                 raise ConfigError(f"{where}: `key_sha256` has 64 hexadecimal digits, as sha256sum prints them")

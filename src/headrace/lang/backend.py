@@ -101,7 +101,7 @@ class Expected:
 
 class RunBackend(Backend, Protocol):
     """In `generate` and `score`, `turn` says which request of the run goes first: the one with the lowest. `expected`
-    are the generations that will probably follow, one behind the other."""
+    gives the generations that will probably follow, one behind the other."""
 
     async def generate(
         self,
@@ -110,7 +110,7 @@ class RunBackend(Backend, Protocol):
         constraint: Mapping[str, Any] | None,
         on_text: Callable[[str], None] | None,
         turn: tuple[int, ...] = (),
-        expected: Sequence[Expected] = (),
+        expected: Callable[[], Sequence[Expected]] | None = None,
     ) -> Generated: ...
 
     async def score(

@@ -244,7 +244,7 @@ class Interpreter:
         if self._keeps is None:
             made = await self._backend.generate(state, sampling, op.constraint, tell)
         else:
-            expected = self._expected(op, scope, path)
+            expected = partial(self._expected, op, scope, path)
             made = await self._keeps.generate(state, sampling, op.constraint, tell, self._turn(op, path), expected)
         if self._left is not None:
             self._left += granted - min(granted, made.usage.completion_tokens)

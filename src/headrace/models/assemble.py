@@ -18,7 +18,7 @@ from headrace.models.moe import Experts, MoE, SharedExpert, expert_stacks
 from headrace.models.sharding import WHOLE, Shard, head_columns
 from headrace.quant.column_split import take_columns
 from headrace.quant.finite_values import check_vector
-from headrace.quant.weights import same_values, stack, take_rows
+from headrace.quant.weights import dense, same_values, stack, take_rows
 
 __all__ = ["DRAFT_PREFIXES", "Assembly", "Finish", "Source"]
 
@@ -78,7 +78,7 @@ class Assembly:
         """
         config, names = self.config, self.names
         embedding, head = self.tables()
-        layers = [self.layer(index) for index in range(len(config.layers))]
+        layers = [self.layer(index) for index in range(*self.shard.layers(config))]
         norm = self._norm(names.norm, config.hidden)
         factors = None
         if "rope_freqs.weight" in self.source.names:
@@ -88,18 +88,23 @@ class Assembly:
         return DecoderWeights(embedding, layers, norm, head, factors, vocabulary[0] if vocabulary else None)
 
     def tables(self) -> tuple[Weight, Weight]:
-        """(embedding, head): the same object if they are tied, unless the checkpoint holds a different head.
+        """(embedding, head): the same object if they are tied, unless the checkpoint holds a different head. A stage
+        has no rows of one that it does not need.
 
         Some trainers untie the two but leave the setting as it was.
         """
-        config, names = self.config, self.names
-        embedding, head = self._table(names.embedding), None
-        if not config.tied or any(name.startswith(f"{names.head}.") for name in self.source.names):
-            head = self._table(names.head)
-        if head is None or (config.tied and same_values(head, embedding)):
+        config, names, shard = self.config, self.names, self.shard
+        nothing = dense(torch.empty(0, config.hidden), "no rows")
+        apart = not config.tied or any(name.startswith(f"{names.head}.") for name in self.source.names)
+        if not (shard.embeds or shard.samples):
+            return nothing, nothing
+        embedding = self._table(names.embedding) if config.tied or shard.embeds else nothing
+        head = self._table(names.head) if apart and (config.tied or shard.samples) else nothing
+        if not apart or (config.tied and same_values(head, embedding)):
             both = self._finish(embedding, "logits", "embedding")
-            return both, both
-        return self._finish(embedding, "embedding"), self._finish(head, "logits")
+            return both if shard.embeds else nothing, both if shard.samples else nothing
+        embedding = self._finish(embedding, "embedding") if shard.embeds else nothing
+        return embedding, self._finish(head, "logits") if shard.samples else nothing
 
     def layer(self, index: int) -> LayerWeights:
         """One layer. Raises as `run`."""
@@ -238,6 +243,10 @@ class Assembly:
         layer, count = self.names.input_norm.partition("{i}")[0], len(self.config.layers)
         drafting = tuple(f"{layer}{index}." for index in range(count, count + self.config.draft_layers))
         drafting += DRAFT_PREFIXES
+        if self.shard.stages > 1:
+            begin, end = self.shard.layers(self.config)
+            drafting += tuple(f"{layer}{index}." for index in range(count) if not begin <= index < end)
+            drafting += (f"{self.names.embedding}.", f"{self.names.head}.")
         rest = [name for name in self.source.names if name not in used and not any(p.fullmatch(name) for p in known)]
         rest = [name for name in rest if not name.startswith(drafting)]
         if rest:

@@ -16,7 +16,7 @@ from headrace.models.config import DecoderConfig
 from headrace.models.features import FINAL, Tap
 from headrace.models.moe import SHARED_ROUTING, MoE, SharedExpert
 from headrace.models.rope import cos_sin_table
-from headrace.models.sharding import Collectives, ExchangesBlocks
+from headrace.models.sharding import ONE_STAGE, Collectives, ExchangesBlocks, StageLinks
 
 __all__ = ["Beside", "Decoder", "DecoderWeights", "LayerWeights"]
 
@@ -50,7 +50,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder, or one rank's part of them."""
+    """All weights of a decoder, or one rank's part of them. A stage has no rows of a table that it does not need."""
 
     embedding: Weight
     layers: Sequence[LayerWeights]
@@ -83,18 +83,20 @@ class Decoder:
         max_model_len: int,
         group: Collectives | None = None,
         place: Callable[[Tensor], Any] | None = None,
+        links: StageLinks = ONE_STAGE,
     ) -> None:
         """Compute the rotary tables for `max_model_len` positions.
 
         `place` puts them into the memory that the operators read; by default, onto the device of the weights. `group`:
-        the collective operations of the ranks that share the weights, None for one rank. `config` has this rank's heads
-        (`sharding.local_config`).
+        the collective operations of the ranks that share the weights, None for one rank. `links`: the neighbours of a
+        stage. `config` has this rank's heads and layers (`sharding.local_config`).
         """
         self.config = config
-        self._group = group
+        self._group, self._links = group, links
         if config.moe is not None and config.moe.ranks > 1 and not isinstance(group, ExchangesBlocks):
             raise PlatformError(f"{config.family}: ranks hold complete experts, but their group has no all_to_all")
-        if config.tied and weights.head is not weights.embedding:
+        whole = weights.embedding.shape[0] and weights.head.shape[0]
+        if config.tied and whole and weights.head is not weights.embedding:
             _log.warning(
                 "%s: the settings tie the output matrix to the embedding, but the checkpoint holds one that differs: "
                 "the checkpoint's own is used",
@@ -113,9 +115,21 @@ class Decoder:
 
     def hidden(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """The hidden states of the T tokens [T, hidden], after the final norm. Writes keys and values as `forward`."""
-        residual = self._embed(self._ops.resolve_tokens(batch, history))
+        return self._run_tokens(self._ops.resolve_tokens(batch, history), batch, kv)[0]
+
+    def pass_on(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
+        """Replaces `forward` for a stage that is not the last: writes keys and values, and sends the residual stream of
+        the T tokens to the next stage. Returns the ids of the tokens, int32 [T]."""
+        ids = self._ops.resolve_tokens(batch, history)
+        assert self._links.after is not None
+        self._links.after.send_rows(self._run_tokens(ids, batch, kv)[1])
+        return ids
+
+    def _run_tokens(self, ids: Tensor, batch: Batch, kv: Any) -> tuple[Tensor, Tensor]:
+        before = self._links.before
+        residual = self._embed(ids) if before is None else before.receive_rows(ids, self.config.hidden)
         x = self._ops.rms_norm(residual, self.weights.layers[0].input_norm, self.config.norm_eps)
-        return self.run_layers(x, residual, batch, kv)[0]
+        return self.run_layers(x, residual, batch, kv)
 
     def run_layers(
         self, x: Tensor, residual: Tensor, batch: Batch, kv: Any, beside: Beside | None = None

@@ -1,4 +1,5 @@
-"""Splits a decoder over ranks (tensor parallelism; Megatron-LM, arXiv:1909.08053).
+"""Splits a decoder over ranks: every layer (tensor parallelism; Megatron-LM, arXiv:1909.08053), and the sequence of
+layers into stages (pipeline parallelism; GPipe, arXiv:1811.06965).
 
 QKV and gate/up are column-parallel, output and down are row-parallel, embedding and head are split by vocabulary.
 Every rank holds complete query heads with the KV heads they read, a range of the MLP's inner columns, and a range of
@@ -13,6 +14,9 @@ With `expert_parallel`, each rank holds complete experts instead (GShard, arXiv:
 already, so none is sent to its experts. What they give returns by `ExchangesBlocks.all_to_all`: each rank gets a block
 of the model's columns of every (token, expert) pair, adds those of a token in the order of the choice, and the blocks
 are gathered. So the sums are those of one rank, to the bit, and a pair crosses once.
+
+A stage is a run of layers. The first one embeds the tokens; each passes the residual stream to the next; the last one
+norms it and has the head. Each layer is computed as in a model of one stage, so stages change no bit.
 """
 
 from __future__ import annotations
@@ -28,7 +32,17 @@ from headrace.kernels.weight import Weight
 from headrace.models.config import DecoderConfig
 from headrace.quant.column_split import column_unit
 
-__all__ = ["WHOLE", "Collectives", "ExchangesBlocks", "Shard", "head_columns", "local_config"]
+__all__ = [
+    "ONE_STAGE",
+    "WHOLE",
+    "Collectives",
+    "ExchangesBlocks",
+    "RowPipe",
+    "Shard",
+    "StageLinks",
+    "head_columns",
+    "local_config",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +65,72 @@ class ExchangesBlocks(Collectives, Protocol):
     def all_to_all(self, x: Any, dim: int) -> Any: ...
 
 
+class RowPipe(Protocol):
+    """What two stages call to pass rows on, as `platforms.interface.PassesRows` describes it."""
+
+    def send_rows(self, x: Any) -> None: ...
+
+    def receive_rows(self, like: Any, width: int) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageLinks:
+    """A stage's connections to its neighbours; None at the ends."""
+
+    before: RowPipe | None = None
+    after: RowPipe | None = None
+
+
+ONE_STAGE = StageLinks()
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """This rank's part of every layer."""
+    """This rank's part of the model: a part of every layer of its stage."""
 
     rank: int = 0
+    """Among the ranks that share the layers."""
     size: int = 1
     expert_parallel: bool = False
     """Ranks hold complete experts, and every rank complete shared experts."""
+    stage: int = 0
+    stages: int = 1
+
+    @staticmethod
+    def of(number: int, size: int, stages: int, expert_parallel: bool = False) -> Shard:
+        """The part of one of size * stages ranks: the ranks of a stage stand one behind the other."""
+        return Shard(number % size, size, expert_parallel, number // size, stages)
+
+    @property
+    def number(self) -> int:
+        """The rank among all of the model."""
+        return self.stage * self.size + self.rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of all ranks of the model."""
+        return self.size * self.stages
+
+    @property
+    def embeds(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def samples(self) -> bool:
+        """Whether the stage is the last one."""
+        return self.stage == self.stages - 1
+
+    def layers(self, config: DecoderConfig) -> tuple[int, int]:
+        """This stage's [begin, end) of the layers; earlier stages have one more if they don't divide, because the last
+        one has the head. Raises ConfigError if there are fewer layers than stages."""
+        count = len(config.layers)
+        if count < self.stages:
+            raise ConfigError(
+                f"pipeline_parallel_size {self.stages}: {config.family}'s {count} layers cannot be split over so many "
+                f"stages: choose at most {count}"
+            )
+        begin, end = (-(-count * at // self.stages) for at in (self.stage, self.stage + 1))
+        return begin, end
 
     def split(self, count: int, what: str, unit: int = 1) -> tuple[int, int]:
         """This rank's [begin, end) of `count` items: complete units, as evenly as possible.
@@ -144,7 +216,11 @@ WHOLE = Shard()
 
 
 def local_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """The configuration of one rank's decoder: fewer heads, some experts. Raises ConfigError if that cannot be."""
+    """The configuration of one rank's decoder: its stage's layers, fewer heads, some experts. Raises ConfigError if
+    that cannot be."""
+    if shard.stages > 1:
+        begin, end = shard.layers(config)
+        config = replace(config, layers=config.layers[begin:end])
     moe = config.moe
     if shard.expert_parallel:
         first, _ = shard.experts(config)

@@ -41,10 +41,12 @@ __all__ = [
     "Device",
     "ExchangesBlocks",
     "Executable",
+    "NamesChip",
     "OpProfile",
     "OpReasons",
     "PackedForms",
     "PacksWeights",
+    "PassesRows",
     "Pending",
     "Platform",
     "Profiled",
@@ -207,11 +209,33 @@ class PackedForms(Protocol):
 
 
 @runtime_checkable
+class NamesChip(Protocol):
+    """A device of several kinds, whose arithmetic need not be the same to the bit."""
+
+    @property
+    def chip(self) -> str:
+        """The kind. Cached blocks of others are not taken for its own."""
+
+
+@runtime_checkable
 class BusySeconds(Protocol):
     """A device that measures its working time; for other devices the engine estimates it."""
 
     def busy_seconds(self) -> float:
         """Seconds in which the device has worked since it was opened."""
+
+
+@runtime_checkable
+class PassesRows(Protocol):
+    """A `Communicator` of two ranks whose first passes rows of floats to its second, for stages of layers
+    (`Capabilities.passes_rows`). Both are called inside a step, recorded with its other operators, in the same order on
+    either side. Neither returns before the other rank has come that far."""
+
+    def send_rows(self, x: Tensor) -> None:
+        """Send float32 [T, width]. Only the first rank calls it."""
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """float32 [T, width] that the first rank sends; `like` [T] has as many rows. Only the second rank calls it."""
 
 
 @runtime_checkable

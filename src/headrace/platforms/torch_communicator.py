@@ -76,6 +76,14 @@ class TorchCommunicator:
         self._wait("broadcast", lambda: self._backend.broadcast([out], options))
         return out
 
+    def send_rows(self, x: Tensor) -> None:
+        """See `interface.PassesRows`."""
+        self.broadcast(x, 0)
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """See `interface.PassesRows`."""
+        return self.broadcast(torch.empty(len(like), width, device=like.device), 0)
+
     def meet(self) -> None:
         """Wait until every rank of the group has connected: a rank that ends earlier would abort another's
         connection."""

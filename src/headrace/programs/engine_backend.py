@@ -127,7 +127,7 @@ class EngineRun:
         constraint: Mapping[str, Any] | None,
         on_text: Callable[[str], None] | None,
         turn: tuple[int, ...] = (),
-        expected: Sequence[Expected] = (),
+        expected: Callable[[], Sequence[Expected]] | None = None,
     ) -> Generated:
         params = self._params(sampling, constraint)
         path = await self._prompt(conversation)
@@ -137,8 +137,8 @@ class EngineRun:
         if told is not None:
             # The engine may have begun it.
             request = replace(request, id=told.id, then=told.then)
-        elif expected:
-            request = replace(request, then=self._behind(expected, conversation.is_chat, whole))
+        elif expected is not None and (following := expected()):
+            request = replace(request, then=self._behind(following, conversation.is_chat, whole))
         if request.then is not None:
             self._told[request.id] = request.then
         self._open.add(request.id)

@@ -22,7 +22,7 @@ class Demand(NamedTuple):
 
 def ray_demand(config: Config, nodes: Sequence[Resources]) -> Demand:
     """`nodes`: the total resources of each that lives. Raises ConfigError if no node could ever have an engine."""
-    ranks = config.parallel.tensor_parallel_size
+    ranks = config.parallel.world_size
     on_host = config.device.platform == "cpu"
     if not on_host and any(node.get("GPU") for node in nodes):
         demand = Demand({"CPU": 1.0, "GPU": float(ranks)}, config.device.threads)
@@ -45,7 +45,7 @@ def ray_demand(config: Config, nodes: Sequence[Resources]) -> Demand:
 def local_cores(config: Config, cores: int) -> int:
     """CPUs that a Ray cluster of this machine should count: one engine more than there may be has room, so that an
     update can start a new one before an old one ends. They are a count, not cores."""
-    scale, ranks = config.scale, config.parallel.tensor_parallel_size
+    scale, ranks = config.scale, config.parallel.world_size
     threads = config.device.threads or max(1, cores // (scale.most * ranks))
     return threads * ranks * (scale.most + 1)
 

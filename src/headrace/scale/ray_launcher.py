@@ -90,7 +90,9 @@ class RayLauncher:
         ray, scale = self.ray, self.config.scale
         settings = self.config.model_dump(mode="json")
         name = self.config.model.model
-        started = actor.start.remote(__version__, str(path), name, settings, None, list(self._command))
+        # A cluster of this machine alone is reached by nobody else.
+        address = "127.0.0.1" if scale.ray_address == "local" else None
+        started = actor.start.remote(__version__, str(path), name, settings, address, list(self._command))
         try:
             facts = await asyncio.wait_for(_result(started), scale.start_timeout)
         except ray.exceptions.RayError as error:

@@ -23,7 +23,7 @@ from headrace.server.batch_output import answer_of, output_line
 from headrace.server.batch_schemas import BatchError
 from headrace.server.batch_store import Answer, Line
 from headrace.server.context import ServerTokenizer, make_context
-from headrace.server.internal_call import call_route
+from headrace.server.internal_call import call_route, passes
 
 __all__ = ["BatchTotals", "answer_file", "run_batch"]
 
@@ -119,7 +119,7 @@ async def answer_file(
         async def answer(line: Line) -> None:
             inputs.seek(line.start)
             url, body = request_of(inputs.read(line.size))
-            while (reply := await call_route(app, url, body, ANYONE)).status == 503:
+            while passes(reply := await call_route(app, url, body, ANYONE)):
                 await asyncio.sleep(_RETRY)
             _write(outputs, Answer(line.n, line.custom_id, reply.status, answer_of(reply)))
             totals.answered += reply.status < 400

@@ -15,7 +15,7 @@ from headrace.server.batch_lines import check_lines, request_of
 from headrace.server.batch_output import answer_of, write_results
 from headrace.server.batch_schemas import BatchErrors, BatchObject
 from headrace.server.batch_store import BatchStore, Line
-from headrace.server.internal_call import call_route
+from headrace.server.internal_call import call_route, passes
 
 __all__ = ["BatchRunner"]
 
@@ -135,8 +135,7 @@ class BatchRunner:
 
     async def _answer(self, batch: BatchObject, path: Path, line: Line) -> None:
         url, body = request_of(await asyncio.to_thread(_read, path, line))
-        while (reply := await call_route(self._app, url, body, self._caller(batch.id))).status == 503:
-            # No room, or the engine starts again: the line is as good as new.
+        while passes(reply := await call_route(self._app, url, body, self._caller(batch.id))):
             await asyncio.sleep(_RETRY)
         encoded = answer_of(reply)
         await asyncio.to_thread(self._store.answer, batch.id, line.n, reply.status, encoded)

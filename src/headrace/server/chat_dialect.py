@@ -36,7 +36,7 @@ class ChatDialect(ChoiceCollector):
         super().__init__()
         self._info, self._model, self._job, self._run = context.client.info, context.model, job, run
         self._created = int(time.time())
-        self._count = job.params.logprobs
+        self._count = job.params.alternatives
         self._ids = bool(body.return_token_ids)
         # One chunk, filled in again for each piece: only the delta changes.
         self._delta = ChatDelta()

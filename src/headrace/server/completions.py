@@ -163,7 +163,8 @@ class _TextDialect(ChoiceCollector):
     ) -> None:
         super().__init__()
         self._info, self._jobs, self._run = context.client.info, jobs, run
-        self._count = body.logprobs
+        # Tokens of an echoed prompt have the most likely alternatives, generated ones those that are named.
+        self._count = None if body.logprobs is None else max(body.logprobs, jobs[0].params.alternatives or 0)
         self._prompt_count = body.prompt_logprobs
         self._ids = bool(body.return_token_ids)
         self._offsets: dict[int, TextOffsets] = {}

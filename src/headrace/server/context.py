@@ -88,6 +88,8 @@ class Context:
     """The prefix under which a proxy shows the server."""
     controls: bool = False
     """Whether the routes that control the engine are there."""
+    profiles: str | None = None
+    """Folder of the traces that an operator asks for; None: the one in the cache."""
     cors: Cors | None = None
     """None: pages of other origins cannot read the answers."""
     responses: ResponseStore | None = None
@@ -172,6 +174,7 @@ def make_context(client: EngineClient, tokenizer: ServerTokenizer, config: Confi
         config.scheduler.max_waiting,
         root_path=config.server.root_path,
         controls=config.server.enable_control_routes,
+        profiles=config.server.profile_dir,
         cors=Cors(config.server.cors_origin) if config.server.cors_origin else None,
         formats=find_formats(tokenizer, config.server),
         batch_window=min(2 * (config.scheduler.max_num_seqs or _SEQUENCES), max(1, config.scheduler.max_waiting // 2)),

@@ -6,7 +6,9 @@ Each takes `?model=NAME`; without it, it is for the first model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -14,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.config_fields import parse_duration
-from headrace.errors import InvalidRequest
+from headrace.environment import read_environment
+from headrace.errors import ConfigError, InvalidRequest
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
 from headrace.server.model_pool import ModelPool
@@ -25,12 +28,23 @@ __all__ = ["POOLED_CONTROL", "ROUTES"]
 
 _WAIT = 30.0
 """Seconds that `/sleep` waits for running requests."""
+_STEPS, _MOST_STEPS = 100, 10_000
+"""Steps of a profile, after which it ends by itself: it is in memory until then."""
 
 
 class FlushReply(Struct):
     model: str
     freed_blocks: int
     """Blocks of the KV cache that were cached and are free now."""
+
+
+class ProfileReply(Struct):
+    model: str
+    is_profiling: bool
+    file: str | None = None
+    """The trace, on the server's machine."""
+    steps: int | None = None
+    """Steps that it shows, or may show."""
 
 
 class SleepReply(Struct):
@@ -41,6 +55,45 @@ class SleepReply(Struct):
 async def reset_prefix_cache(context: Context, request: Request) -> Response:
     """Running requests keep what they use."""
     return _json(FlushReply(context.model, await context.client.flush_cache()))
+
+
+async def start_profile(context: Context, request: Request) -> Response:
+    return _json(await _start(context, request))
+
+
+async def stop_profile(context: Context, request: Request) -> Response:
+    return _json(await _stop(context))
+
+
+async def _start(context: Context, request: Request) -> ProfileReply:
+    steps = _steps(request)
+    folder = context.profiles or str(read_environment().cache_dir / "profiles")
+    with _conflicts():
+        await context.client.start_profile(str(Path(folder).absolute()), steps)
+    return ProfileReply(context.model, True, steps=steps)
+
+
+async def _stop(context: Context) -> ProfileReply:
+    with _conflicts():
+        report = await context.client.stop_profile()
+    return ProfileReply(context.model, False, report.file, report.steps)
+
+
+@contextmanager
+def _conflicts() -> Iterator[None]:
+    """What is wrong is the engine's state, not the request."""
+    try:
+        yield
+    except (InvalidRequest, ConfigError) as error:
+        raise HttpError(409, str(error), code=getattr(error, "code", None) or "profile_failed") from error
+
+
+def _steps(request: Request) -> int:
+    given = request.query_params.get("steps", str(_STEPS))
+    if not (given.isascii() and given.isdecimal() and len(given) < 9 and 1 <= int(given) <= _MOST_STEPS):
+        message = f"`steps` {given!r:.60} must be a whole number from 1 to {_MOST_STEPS}"
+        raise InvalidRequest(message, "steps", "invalid_value")
+    return int(given)
 
 
 async def sleep(context: Context, request: Request) -> Response:
@@ -64,11 +117,28 @@ def _json(reply: Struct) -> Response:
 
 
 async def _flush_model(pool: ModelPool, model: ServedModel, request: Request) -> FlushReply:
+    async with _loaded(pool, model) as context:
+        return FlushReply(model.name, await context.client.flush_cache())
+
+
+async def _start_model(pool: ModelPool, model: ServedModel, request: Request) -> ProfileReply:
+    async with _loaded(pool, model) as context:
+        return await _start(context, request)
+
+
+async def _stop_model(pool: ModelPool, model: ServedModel, request: Request) -> ProfileReply:
+    async with _loaded(pool, model) as context:
+        return await _stop(context)
+
+
+@asynccontextmanager
+async def _loaded(pool: ModelPool, model: ServedModel) -> AsyncIterator[Context]:
+    """The context of a model that is loaded, and stays so."""
     if model.context is None:
         raise HttpError(409, f"the model {model.name!r} is not loaded: it is {model.state}", code="model_not_loaded")
     context = await pool.acquire(model)
     try:
-        return FlushReply(model.name, await context.client.flush_cache())
+        yield context
     finally:
         pool.release(model)
 
@@ -114,6 +184,8 @@ def _pooled(work: Work) -> Callable[[ModelPool, Context, Request], Awaitable[Res
 
 POOLED_CONTROL: dict[Route, Callable[[ModelPool, Context, Request], Awaitable[Response]]] = {
     reset_prefix_cache: _pooled(_flush_model),
+    start_profile: _pooled(_start_model),
+    stop_profile: _pooled(_stop_model),
     sleep: _pooled(_sleep_model),
     wake_up: _pooled(_wake_model),
     is_sleeping: _pooled(_tell_sleep),
@@ -123,6 +195,8 @@ ROUTES = (
     RouteSpec(
         "POST", "/reset_prefix_cache", reset_prefix_cache, "Empty the prefix cache", reply=FlushReply, control=True
     ),
+    RouteSpec("POST", "/start_profile", start_profile, "Profile the next steps", reply=ProfileReply, control=True),
+    RouteSpec("POST", "/stop_profile", stop_profile, "Write the profile to its file", reply=ProfileReply, control=True),
     RouteSpec("POST", "/sleep", sleep, "Let a model give its memory back", reply=SleepReply, control=True),
     RouteSpec("POST", "/wake_up", wake_up, "Load a model that sleeps", reply=SleepReply, control=True),
     RouteSpec("GET", "/is_sleeping", is_sleeping, "Tell whether a model sleeps", reply=SleepReply, control=True),

@@ -24,7 +24,6 @@ FOREIGN_FIELDS: Mapping[str, str] = MappingProxyType(
         "guided_whitespace_pattern": _STRUCTURED.format("whitespace"),
         "length_penalty": "there is no beam search",
         "logprob": "use `logprobs`",
-        "logprob_token_ids": "`logprobs` reports the most likely tokens; a text is scored by `prompt_logprobs`",
         "moderation": "answers are not moderated",
         "no_stop_trim": "use `include_stop_str_in_output`",
         "regex": _STRUCTURED.format("regex"),

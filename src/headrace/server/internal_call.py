@@ -11,13 +11,19 @@ from starlette.types import ASGIApp
 from headrace.keys.key_ring import Caller
 from headrace.server.caller import CALLER
 
-__all__ = ["InternalReply", "call_route"]
+__all__ = ["InternalReply", "call_route", "passes"]
 
 
 class InternalReply(NamedTuple):
     status: int
     headers: dict[bytes, bytes]
     body: bytes
+
+
+def passes(reply: InternalReply) -> bool:
+    """Whether what was in the way passes: there was no room, or the engine starts again. A model that cannot be loaded
+    as it is does not."""
+    return reply.status == 503 and reply.headers.get(b"x-should-retry") != b"false"
 
 
 async def call_route(app: ASGIApp, path: str, body: bytes, caller: Caller | None) -> InternalReply:

@@ -44,7 +44,7 @@ def estimate(plan: ModelPlan) -> int:
     drafts = config.scheduler.draft_model
     if drafts is not None:
         size += read_files(drafts).size
-    return size + PROCESS * config.parallel.tensor_parallel_size
+    return size + PROCESS * config.parallel.world_size
 
 
 def _growth(config: Config, files: ModelFiles) -> float:

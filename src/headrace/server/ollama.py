@@ -99,7 +99,7 @@ async def _answer(
         form=LINES,
         headers=ignored_header(list(ignored)),
     )
-    return Exchange(context, run, OllamaDialect(form, run, blocks, prepared.job.params.logprobs), options)
+    return Exchange(context, run, OllamaDialect(form, run, blocks, prepared.job.params.alternatives), options)
 
 
 def _loaded(context: Context, body: OllamaRequest, form: OllamaForm) -> Response:

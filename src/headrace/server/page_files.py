@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from fastapi import FastAPI
@@ -75,6 +76,7 @@ DOCS_PATHS = frozenset(_paths("docs_page"))
 """The same of the page that shows the OpenAPI document."""
 
 
+@cache
 def page_files() -> dict[str, PageFile]:
     """Path → file. Files refer to each other by relative paths, so that the pages also work behind a proxy's prefix."""
     found: dict[str, PageFile] = {}

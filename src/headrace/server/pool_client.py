@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.client.cache_feed import CacheFeed
 from headrace.client.request_outputs import TextStream
+from headrace.engine.profiling import ProfileReport
 from headrace.engine.stats import EngineStats, EngineView
 from headrace.errors import EngineDead, HeadraceError
 from headrace.server.http_errors import HttpError
@@ -90,6 +91,12 @@ class PoolClient:
         _none()
 
     async def flush_cache(self) -> int:
+        _none()
+
+    async def start_profile(self, folder: str, steps: int) -> None:
+        _none()
+
+    async def stop_profile(self) -> ProfileReport:
         _none()
 
 

@@ -46,6 +46,8 @@ def _values(record: RequestRecord) -> Iterator[tuple[str, Any]]:
         yield "key", record.caller
     if record.id:
         yield "id", record.id
+    if record.model:
+        yield "model", record.model
     if record.prompt_tokens is not None:
         yield "prompt_tokens", record.prompt_tokens
         yield "cached_tokens", record.cached_tokens

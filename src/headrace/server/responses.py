@@ -72,7 +72,7 @@ async def answer_response(context: Context, request: Request) -> Response:
         _in_progress(context, body, keeps),
         run,
         blocks,
-        prepared.job.params.logprobs,
+        prepared.job.params.alternatives,
         _ENCRYPTED in (body.include or ()),
     )
     options = ExchangeOptions(

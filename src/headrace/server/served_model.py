@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.client.api import ModelInfo
-from headrace.errors import HeadraceError
+from headrace.errors import CheckpointError, HeadraceError, PluginError, UserError
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
@@ -20,6 +20,7 @@ __all__ = ["FailedLoad", "ServedModel"]
 
 _FIRST_DELAY = 1.0
 _MOST_DELAY = 60.0
+_LASTING = (UserError, CheckpointError, PluginError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,13 @@ class FailedLoad:
     """In a row."""
     retry_at: float
     """Monotonic seconds, before which no other attempt is made."""
+    lasting: bool = False
+    """The model itself, or its options, are wrong: another attempt fails as this one, until someone mends them."""
 
     def refusal(self, name: str) -> HttpError:
         wait = max(1, math.ceil(self.retry_at - time.monotonic()))
         message = f"the model {name!r} could not be loaded: {self.error}; it may be tried again in {wait} s"
-        headers = {"retry-after": str(wait)}
+        headers = {"retry-after": str(wait), **({"x-should-retry": "false"} if self.lasting else {})}
         return HttpError(503, message, kind="server_error", param="model", code="model_load_failed", headers=headers)
 
 
@@ -127,5 +130,5 @@ class ServedModel:
         attempts = 1 if self.failed is None else self.failed.attempts + 1
         delay = min(_MOST_DELAY, _FIRST_DELAY * 2.0 ** (attempts - 1))
         what = str(error) if isinstance(error, (HeadraceError, HttpError)) else f"{type(error).__name__}: {error}"
-        self.failed = FailedLoad(what, attempts, time.monotonic() + delay)
+        self.failed = FailedLoad(what, attempts, time.monotonic() + delay, isinstance(error, _LASTING))
         return self.failed

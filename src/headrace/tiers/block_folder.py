@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,8 @@ class BlockFolder:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError, ValueError):
                     status = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode):
+                        continue
                     if entry.name.endswith(_SUFFIX):
                         name = bytes.fromhex(entry.name.removesuffix(_SUFFIX))
                         yield StoredBlock(layout, name, status.st_size, status.st_mtime)

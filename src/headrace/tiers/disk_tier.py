@@ -253,6 +253,10 @@ class DiskTier:
                 self._stored += 1
                 if self._index.bytes > self._limit:
                     self._evict()
+        except IsADirectoryError as error:
+            # Something else stands in this block's place: the others can be written.
+            self._forgotten.add(name)
+            self._fault("a block's file is a folder", error)
         except OSError as error:
             self._no_writes_until = self._clock() + _REST
             self._fault("a block could not be written, and none is for a while", error)

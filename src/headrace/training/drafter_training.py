@@ -54,8 +54,9 @@ def train_drafter(
 
     Raises ConfigError, and what loading the model and answering raise.
     """
-    if options.get("tensor_parallel_size", 1) > 1:
-        raise ConfigError("a head is trained on one rank: leave out --tensor-parallel-size")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if options.get(name, 1) > 1:
+            raise ConfigError(f"a head is trained on one rank: leave out --{name.replace('_', '-')}")
     if options.get("threads") is not None:
         torch.set_num_threads(options["threads"])
     path = resolve_model(settings.model)

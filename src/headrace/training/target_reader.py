@@ -66,7 +66,7 @@ class TargetReader:
 
         `config` is for one rank. Raises what opening and loading a model raise.
         """
-        assert config.parallel.tensor_parallel_size == 1
+        assert config.parallel.world_size == 1
         self._points, self._longest = tuple(points), longest
         checkpoint = open_checkpoint(config.model.model)
         platform, _ = discover().select_platform(config.device.platform)

@@ -23,7 +23,7 @@ from headrace.platforms.accelerator.accelerator_options import AcceleratorOption
 from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line, root_cause
 from headrace.platforms.accelerator.triton_operators import FollowsTable, missing_operators, triton_operators
-from headrace.platforms.interface import ALL_TO_ALL, CaptureReason, Platform
+from headrace.platforms.interface import ALL_TO_ALL, CaptureReason, NamesChip, Platform
 from headrace.platforms.torch_communicator import World
 from headrace.types import API_VERSION, COLLECTIVES, Bucket, Capabilities, KVLayout, LayerKV
 
@@ -49,6 +49,16 @@ def device(tmp_path: Path, module: fake.FakeModule) -> Iterator[AcceleratorDevic
 
 def double(kv: Any, inputs: Tensors) -> tuple[Any, Tensors]:
     return kv, {"y": inputs["x"] * 2}
+
+
+def test_its_kind_is_named(device: AcceleratorDevice, tmp_path: Path) -> None:
+    """Cached blocks carry it in their names."""
+    found = device.extension(NamesChip)
+    assert found is not None
+    with_same = CUDA.open(tmp_path, module=fake.FakeModule(fake.H200))[0].open(0, {})
+    assert with_same.extension(NamesChip).chip == found.chip
+    assert "target=('cuda'" in found.chip
+    with_same.close()
 
 
 def test_work_runs_on_the_compute_stream_and_results_come_back_behind_it(

@@ -17,7 +17,7 @@ from fake_machines import VENDORS, Vendor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from headrace.checkpoints.checkpoint import open_checkpoint
-from headrace.kernels.registry import bind
+from headrace.kernels.registry import OPS, OPTIONAL, bind
 from headrace.models.sharding import Shard
 from headrace.platforms import torch_communicator
 from headrace.platforms.accelerator.triton_operators import triton_operators
@@ -128,7 +128,7 @@ def test_a_split_model_is_captured_with_its_collectives(
 def test_complete_experts_over_a_vendors_collectives(
     vendor: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three collectives a layer: attention's sum, the experts' results, the columns of their sums."""
+    """In captured steps, as nodes: three collectives a layer, attention's sum, the experts' results and the columns."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "engine"))
     models, harness = importlib.import_module("moe_models"), importlib.import_module("parallel_harness")
     models.save_moe("qwen3_moe", tmp_path / "model")
@@ -137,9 +137,11 @@ def test_complete_experts_over_a_vendors_collectives(
     monkeypatch.setattr(torch_communicator.distributed, CLASSES[vendor.name], group_class(meeting), raising=False)
 
     def logits(rank: int, size: int, module: fake.FakeModule) -> torch.Tensor:
-        platform, _ = vendor.open(tmp_path / f"{size}-{rank}", module=module)
+        table = {spec.name: fake.RecordedOperator(module, spec.reference) for spec in (*OPS, *OPTIONAL)}
+        source = lambda capabilities, chip, options: (table, "")  # noqa: E731
+        platform, _ = vendor.open(tmp_path / f"{size}-{rank}", module=module, source=source)
         ranks = {"rank": rank, "world_size": size, "rendezvous": f"file://{tmp_path}/meeting"}
-        device = platform.open(rank, {"dtype": "float32", "graph_tokens": 0, **(ranks if size > 1 else {})})
+        device = platform.open(rank, {"dtype": "float32", "graph_tokens": 64, **(ranks if size > 1 else {})})
         group = device.communicator(range(size)) if size > 1 else None
         shard = Shard(rank, size, expert_parallel=size > 1)
         model = open_checkpoint(tmp_path / "model").build(bind(device), 64, shard=shard, group=group)
@@ -153,6 +155,10 @@ def test_complete_experts_over_a_vendors_collectives(
     assert torch.equal(first, second)
     assert harness.nmse(first, whole) < 1e-10
     assert torch.equal(first.argmax(-1), whole.argmax(-1))
+    graphs, layers = [len(module.graphs) for module in modules], 3
+    assert graphs[0] == graphs[1] > 0
+    assert meeting.captured == sum(graphs) * (1 + 3 * layers + 1)
+    assert all(sum(graph.replays for graph in module.graphs) > 0 for module in modules)
 
 
 def test_the_triton_embedding_of_a_part_gives_zeros_for_ids_of_others(

@@ -3,6 +3,7 @@ blocks."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,7 +120,7 @@ class Case:
             out = ops.attention(q, batch, kv, 0, self.scale, self.window, self.soft_cap, self.sinks, self.alibi)
             for (s, _, _), part in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
                 outs[self.sequences.index(s)].append(part)
-        return [torch.cat(parts) for parts in outs]
+        return [torch.cat(parts) for parts in outs if parts]
 
     def crowd(self, rng: np.random.Generator) -> list[list[tuple[Sequence, int, int]]]:
         """Decodes and chunks of any size, all sequences in every step."""
@@ -159,6 +160,29 @@ def test_attention_in_any_batch_and_chunking(
         steps = case.crowd(rng)
         for ops in teams.values():
             assert all(map(torch.equal, case.run(ops, steps, dirty=True), alone)), shape
+
+
+@pytest.mark.parametrize("dot", [True, False], ids=["dot", "multiply-adds"])
+@pytest.mark.parametrize("store", ["float32", "bfloat16", "int8", "float8_e4m3"])
+def test_attention_of_few_tokens(isa: str, store: str, dot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts and their sequence's last token, alone and beside a decode, which threads divide in other ways."""
+    if dot:
+        monkeypatch.setattr(native, "_WITHOUT_DOT", {})
+    elif isa not in ("amx", "v4bf16"):
+        pytest.skip("has one form")
+    case = Case(np.random.default_rng(4), FAMILIES[0], store, ())
+    first, _, second = case.sequences
+    ends = [0, 249, 258, 260, 263, 267, 272, 278, 285, 293, 294, 500, 509, 511, 516, first.length]
+    steps: list[list[tuple[Sequence, int, int]]] = [[(second, 0, 1000)]]
+    for number, (a, b) in enumerate(itertools.pairwise(ends)):
+        beside = [(second, 1000 + number // 2, 1001 + number // 2)] if number % 2 else []
+        steps.append([(first, a, b), *beside])
+    steps.append([(second, 1007, second.length)])
+    teams = [Team(native.load(isa), n) for n in (1, 2, 3)]
+    alone = case.run(NativeOps(EagerLauncher(teams[0])), [[(s, 0, s.length)] for s in (first, second)], dirty=False)
+    for team in teams:
+        assert all(map(torch.equal, case.run(NativeOps(EagerLauncher(team)), steps, dirty=True), alone))
+        team.close()
 
 
 class Family(Case):

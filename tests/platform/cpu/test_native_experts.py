@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_native_moe import Kernels, experts, inputs, teams  # noqa: F401
 
+from headrace.conformance.operators_tier import nmse
 from headrace.errors import PlatformError
+from headrace.kernels import mix_experts, own_experts
 from headrace.kernels.moe.routing import Routing, expert_range
 from headrace.kernels.own_experts.generate import part_of
+from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu import native
+from headrace.platforms.cpu.native_device import NativeDevice
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 Tensor = torch.Tensor
@@ -63,3 +68,18 @@ def test_stacks_of_other_sizes_are_refused(teams: dict[int, Kernels]) -> None:  
         teams[1].experts.own_experts(**short, routing=Routing(2), kind="silu", first=0)
     with pytest.raises(PlatformError, match="kind 'relu': choose one of"):
         teams[1].experts.own_experts(**given, routing=Routing(2), kind="relu", first=0)
+
+
+@pytest.mark.parametrize("spec", [own_experts.SPEC, mix_experts.SPEC], ids=lambda spec: spec.name)
+def test_over_the_operators_generator(spec: OpSpec) -> None:
+    device = NativeDevice(threads=2, dtype="float32")
+    operator = device.op(spec)
+    assert operator is not None
+    try:
+        for seed in range(25):
+            given = spec.generate(np.random.default_rng(seed), torch.device("cpu"), "float32")
+            wanted, found = spec.reference(**given), operator(**given)
+            assert found.shape == wanted.shape
+            assert nmse(found.numpy(), wanted.numpy()) <= spec.tolerance["float32"], seed
+    finally:
+        device.close()

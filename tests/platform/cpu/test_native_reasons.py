@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -42,3 +47,20 @@ def test_the_reason_is_true() -> None:
     assert np.isfinite(plain.get(outputs["y"]).result()).all()
     native_device.close()
     plain.close()
+
+
+@pytest.mark.parametrize("isa", ["amx", "v4bf16"])
+def test_attention_multiplies_and_adds_where_dot_products_are_slow(isa: str) -> None:
+    kernel = ctypes.CFUNCTYPE(None)
+    found = {name: kernel(lambda: None) for name in ("hr_attention_v4bf16", "hr_attention_v4", "hr_linear_v4bf16")}
+    address = {name: ctypes.cast(one, ctypes.c_void_p).value for name, one in found.items()}
+
+    def kernels(slow: bool, **functions: Any) -> native.Library:
+        loaded = SimpleNamespace(hr_cpu_has=lambda level: int(slow and level == 6), **functions)
+        return native.Library(Path("libheadrace_cpu.so"), isa, cast(ctypes.CDLL, loaded))
+
+    assert kernels(True, **found).kernel("attention") == address["hr_attention_v4"]
+    assert kernels(False, **found).kernel("attention") == address["hr_attention_v4bf16"]
+    assert kernels(True, **found).kernel("linear") == address["hr_linear_v4bf16"]
+    del found["hr_attention_v4"]
+    assert kernels(True, **found).kernel("attention") == address["hr_attention_v4bf16"]

@@ -90,7 +90,7 @@ def test_rm_without_a_terminal_needs_a_yes(
 
 
 SERVER = """
-import json, sys
+import json, socketserver, ssl, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -99,22 +99,54 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def log_message(self, *_): pass
-server = HTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
+way, *files = sys.argv[2:]
+if way == "unix":
+    class Server(socketserver.UnixStreamServer):
+        def get_request(self):
+            return self.socket.accept()[0], ("client", 0)
+    server = Server(files[0], Handler)
+    print(files[0], flush=True)
+else:
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    if way == "tls":
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*files)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    print(server.server_port, flush=True)
 server.serve_forever()
 """
+DATA = Path(__file__).parents[2] / "data" / "tls"
 
 
-def test_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("verb", "way", "files", "url"),
+    [
+        ("serve", "plain", (), "http://127.0.0.1:{said}"),
+        ("serve", "tls", (DATA / "cert.pem", DATA / "key.pem"), "https://127.0.0.1:{said}"),
+        ("serve", "unix", ("s",), "unix:{folder}/s"),
+        ("route", "plain", (), "http://127.0.0.1:{said}"),
+    ],
+)
+def test_ps(
+    verb: str,
+    way: str,
+    files: tuple[Path | str, ...],
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     # Named as the command is; its arguments are those of `headrace serve`.
     script = tmp_path / "headrace"
     script.write_text(SERVER)
-    with subprocess.Popen([sys.executable, script, "serve", "m"], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, script, verb, way, *files]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            port = int(process.stdout.readline())
+            said = process.stdout.readline().strip()
             found = {server.pid: server for server in ps_command.find_servers()}[process.pid]
-            assert found.url == f"http://127.0.0.1:{port}"
+            assert found.url == url.format(said=said, folder=tmp_path)
+            assert found.kind == {"serve": "server", "route": "router"}[verb]
             assert found.memory > 0
             assert "HEADRACE_API_KEY" in found.model
             monkeypatch.setenv("HEADRACE_API_KEY", "secret")
@@ -122,7 +154,8 @@ def test_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             row = next(row for row in json.loads(capsys.readouterr().out) if row["pid"] == process.pid)
             assert row["model"] == "one, two"
             assert main(["ps"]) == 0
-            assert f"{process.pid} " in capsys.readouterr().out
+            (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{process.pid:>8} ")]
+            assert line.endswith("(router) one, two" if verb == "route" else "  one, two")
         finally:
             process.kill()
 
@@ -144,22 +177,28 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("words", "serves"),
+    ("words", "kind"),
     [
-        (["/venv/bin/python", "/venv/bin/headrace", "serve"], True),
-        (["/venv/bin/python", "-m", "headrace", "serve", "m"], True),
-        (["/venv/bin/headrace", "serve"], True),
-        (["/venv/bin/headrace", "bench", "serve"], False),
-        (["vim", "serve"], False),
-        (["serve"], False),
-        ([], False),
+        (["/venv/bin/python", "/venv/bin/headrace", "serve"], "server"),
+        (["/venv/bin/python3.12", "-X", "dev", "-m", "headrace", "serve", "m"], "server"),
+        (["/venv/bin/headrace", "serve"], "server"),
+        ([r"C:\venv\Scripts\headrace.exe", "serve"], "server"),
+        (["/venv/bin/python", "/venv/bin/headrace", "route", "http://a"], "router"),
+        (["timeout", "60", "/venv/bin/headrace", "serve"], None),
+        (["uv", "run", "headrace", "serve"], None),
+        (["/venv/bin/headrace", "bench", "serve"], None),
+        (["vim", "serve"], None),
+        (["serve"], None),
+        ([], None),
     ],
 )
-def test_which_processes_are_servers(words: list[str], serves: bool) -> None:
-    assert ps_command._serves(words) == serves
+def test_which_processes_are_servers(words: list[str], kind: str | None) -> None:
+    assert ps_command.kind_of(words) == kind
 
 
 def test_a_server_that_does_not_answer() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        assert ps_command._model(f"http://127.0.0.1:{closed.getsockname()[1]}").startswith("(no answer")
+        answered, why = ps_command._model(f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert not answered
+        assert why.startswith("(no answer")

@@ -62,7 +62,7 @@ def test_nothing_given_is_the_default_configuration() -> None:
 
 EVERYTHING = (
     "m.gguf --platform p --device-index 1 --device-option a=1 --device-option b=c --threads 3 --tensor-parallel-size 2 "
-    "--expert-parallel "
+    "--pipeline-parallel-size 2 --expert-parallel "
     "--dtype float32 --quantize int8 --max-model-len 99 --max-num-seqs 4 --max-num-batched-tokens 64 --max-waiting 5 "
     "--kv-dtype int8 --kv-memory 1Ki --block-size 32 --num-blocks 9 --no-prefix-caching --chat-template t.jinja "
     "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k --role both --kv-connector shm --kv-listen a:1 "
@@ -73,7 +73,7 @@ EVERYTHING = (
     "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
     "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1 "
     "--replicas 2 --ray-address local --min-replicas 1 --max-replicas 3 --target-ttft 1s --target-queue 2 "
-    "--max-restarts 1 --start-timeout 9"
+    "--max-restarts 1 --start-timeout 9 --profile-dir d"
 )
 
 
@@ -101,7 +101,7 @@ def test_every_option_has_its_place() -> None:
         },
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
-        "parallel": {"tensor_parallel_size": 2, "expert_parallel": True},
+        "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "expert_parallel": True},
         "transfer": {
             "role": "both",
             "kv_connector": "shm",
@@ -131,6 +131,7 @@ def test_every_option_has_its_place() -> None:
             "tracing": True,
             "enable_control_routes": True,
             "kv_events_endpoint": "tcp://*:1",
+            "profile_dir": "d",
         },
         "loading": {
             "aliases": {"x": "m", "y": "1"},

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +65,40 @@ def server() -> Iterator[Server]:
         yield running
         running.shutdown()
         thread.join()
+
+
+class UnixServer(Server):
+    address_family = socket.AF_UNIX
+
+    def __init__(self, path: Path) -> None:
+        self.requests, self.refusal, self.chunks, self.state = [], None, [], {}
+        ThreadingHTTPServer.__init__(self, str(path), Handler)  # type: ignore[arg-type]
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        return self.socket.accept()[0], ("client", 0)
+
+
+def test_a_server_behind_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with UnixServer(path) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        server.chunks = [{"choices": [{"delta": {"content": "Hi"}}]}]
+        for url in (f"unix:{path}", f"unix://{path}"):
+            source = RemoteSource(url)
+            assert source.header == f"first at unix:{path}"
+            assert list(source.models()) == ["first", "second"]
+            assert "".join(source.chat([{"role": "user", "content": "Hi"}], PARAMS)) == "Hi"
+            source.close()
+        server.shutdown()
+        thread.join()
+    with pytest.raises(ConfigError, match=r"--url unix:.*no answer"):
+        RemoteSource(f"unix:{path}")
+    with pytest.raises(ConfigError, match="unix:PATH"):
+        RemoteSource("unix:")
 
 
 def test_chat_streams_deltas(server: Server) -> None:

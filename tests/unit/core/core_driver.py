@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from fake_core_device import FakeDevice, choose, mark
+from fake_core_device import FakeDevice, choose, mark, names
 
 from headrace.core import CoreConfig, Scheduler
 from headrace.core.drafts import DraftSource
@@ -188,7 +188,8 @@ def naive(one: Request, config: CoreConfig = SMALL, eos_every: int = 0) -> Recor
         token = choose(found, config.vocab_size, eos_every, frozenset(unlisted | banned))
         record.tokens.append(token)
         if params.logprobs is not None:
-            record.logprobs.append(scored(found, token, params.logprobs))
+            entry = scored(found, token, params.logprobs)
+            record.logprobs.append(replace(entry, top=names(found, params.logprob_token_ids) or entry.top))
         if token in stops:
             record.reason = "stop"
             break

@@ -7,7 +7,7 @@ and it executes a plan when it is launched, as a stream would.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,11 @@ POISON = -7
 
 def mark(context: tuple[int, ...], seed: int) -> int:
     return zlib.crc32(repr((context, seed)).encode())
+
+
+def names(mark: int, tokens: Iterable[int]) -> tuple[tuple[int, float], ...]:
+    """The tokens that a request names, with their logprobs behind a context."""
+    return tuple((token, -((mark + token) % 991 / 8)) for token in tokens)
 
 
 def choose(mark: int, vocab: int, eos_every: int, forbidden: frozenset[int]) -> int:
@@ -134,11 +139,23 @@ class FakeDevice:
         marks = np.array([m for _, m in rows], np.int64)
         top = (marks[:, None] + np.arange(max(plan.sampling.num_logprobs, 0))) % self.config.vocab_size
         tokens = [token for token, _ in rows]
+        named = self.named(plan, rows)
         counts = None if plan.lengths is None else self.count(plan, tokens)
         stored = self.stored.pop(plan.step, None)
         return StepResult(
-            np.array(tokens, np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64, counts, stored
+            np.array(tokens, np.int32), -(marks % 997 / 8), marks % 31 + 1, top, -top / 64, counts, stored, named=named
         )
+
+    def named(self, plan: StepPlan, rows: list[tuple[int, int]]) -> np.ndarray | None:
+        """`StepResult.named`."""
+        wanted = plan.sampling.named
+        if wanted is None:
+            return None
+        assert len(wanted) == plan.num_rows
+        assert plan.sampling.num_logprobs > 0
+        contexts = [m - (0 if t == NO_TOKEN else int(t)) for (_, m), t in zip(rows, plan.row_target, strict=True)]
+        found = [[value for _, value in names(m, row)] for m, row in zip(contexts, wanted.tolist(), strict=True)]
+        return np.array(found).reshape(wanted.shape)
 
     def row(self, plan: StepPlan, r: int, owners: np.ndarray) -> tuple[int, int]:
         s, t = int(plan.row_seq[r]), int(plan.rows[r])

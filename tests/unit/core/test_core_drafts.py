@@ -83,7 +83,8 @@ def requests(rng: random.Random, count: int) -> list[Request]:
     return [
         request(
             f"r{i}", [rng.randrange(2, 64) for _ in range(rng.randrange(1, 20))], rng.randrange(1, 30),
-            arrival=float(i), seed=i, logprobs=rng.choice([None, 0, 2]), prompt_logprobs=rng.choice([None, None, 1]),
+            arrival=float(i), seed=i, logprobs=rng.choice([None, 0, 2]), logprob_token_ids=(9, i) if i % 3 == 0 else (),
+            prompt_logprobs=rng.choice([None, None, 1]),
             repetition_penalty=rng.choice([1.0, 1.2]), stop_token_ids=rng.choice([(), (9,)]),
             min_tokens=rng.choice([0, 0, 5]), allowed_token_ids=rng.choice([None, None, tuple(range(40))]),
         )

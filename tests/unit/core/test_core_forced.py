@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from core_driver import SMALL, Driver, Record, request
-from fake_core_device import choose, mark
+from fake_core_device import choose, mark, names
 from test_core_constrained import EOS, FakeMatcher, add
 
 from headrace.core import CoreConfig
@@ -58,7 +58,7 @@ def expected_of(one: Request, matcher: ForcingMatcher, config: CoreConfig) -> Re
         marks = [(mark(one.prompt[:at], seed) + token, token) for at, token in enumerate(one.prompt[1:], 1)]
         record.prompt_logprobs = [None, *(scored(m, token, params.prompt_logprobs) for m, token in marks)]
     while record.reason is None:
-        found = mark(one.prompt + tuple(record.tokens), seed)
+        context = found = mark(one.prompt + tuple(record.tokens), seed)
         stops = set(params.stop_token_ids) | {EOS}
         run = matcher.forced() if forces else []
         if run and run[0] not in stops:
@@ -70,7 +70,8 @@ def expected_of(one: Request, matcher: ForcingMatcher, config: CoreConfig) -> Re
             token = choose(found, config.vocab_size, 7, frozenset(forbidden))
         record.tokens.append(token)
         if params.logprobs is not None:
-            record.logprobs.append(scored(found, token, params.logprobs))
+            entry = scored(found, token, params.logprobs)
+            record.logprobs.append(replace(entry, top=names(context, params.logprob_token_ids) or entry.top))
         if token in stops:
             record.reason = "stop"
             break
@@ -97,7 +98,8 @@ def test_the_tokens_of_the_definition_in_any_company(depth: int, blocks: int, bu
     requests = [
         request(
             f"r{i}", [rng.randrange(2, 64) for _ in range(rng.randrange(1, 20))], rng.randrange(1, 30),
-            arrival=float(i), seed=i, logprobs=rng.choice([None, 0, 2]), prompt_logprobs=rng.choice([None, 1]),
+            arrival=float(i), seed=i, logprobs=rng.choice([None, 0, 2]), logprob_token_ids=(9, i) if i % 3 == 0 else (),
+            prompt_logprobs=rng.choice([None, 1]),
             repetition_penalty=rng.choice([1.0, 1.2]), stop_token_ids=rng.choice([(), (9,)]),
         )
         for i in range(14)

@@ -26,8 +26,18 @@ class Engine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "x"]),
         scored=st.sampled_from([None, 0]),
         start=st.integers(0, 11),
+        named=st.sampled_from([(), (3, 2)]),
     )
-    def add(self, prompt: list[int], output: int, priority: int, salt: str, scored: int | None, start: int) -> None:
+    def add(
+        self,
+        prompt: list[int],
+        output: int,
+        priority: int,
+        salt: str,
+        scored: int | None,
+        start: int,
+        named: tuple[int, ...],
+    ) -> None:
         made = request(
             f"r{len(self.expected)}",
             prompt,
@@ -38,6 +48,7 @@ class Engine(RuleBasedStateMachine):
             prompt_logprobs=scored,
             prompt_logprobs_start=min(start, len(prompt) - 1),
             logprobs=1,
+            logprob_token_ids=named,
         )
         self.driver.add(made)
         self.expected[made.id] = naive(made, CONFIG, 5)

@@ -3,8 +3,10 @@ script's own exit code."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,22 +89,64 @@ SCRIPTS = {
 }
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", f"{START}{script}\nsys.exit(3)"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+FORKS = """
+import json
+for line in sys.stdin:
+    if not (child := os.fork()):
+        script, *files = json.loads(line)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, file in enumerate(files, 1): os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+exec(script)
+sys.exit(3)
+"""
+"""Runs each script in a fork that has imported everything, and ends as any main program does: that is what is tested,
+and imports would be most of the time."""
+Run = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    pipe, here = subprocess.PIPE, Path(__file__).parent
+    with subprocess.Popen([sys.executable, "-c", START + FORKS], cwd=here, stdin=pipe, stdout=pipe, text=True) as found:
+        yield found
+        assert found.communicate(timeout=300) == ("", None)
+
+
+@pytest.fixture
+def run(forks: subprocess.Popen[str], tmp_path: Path) -> Run:
+    def forked(script: str) -> subprocess.CompletedProcess[str]:
+        files = [tmp_path / "stdout", tmp_path / "stderr"]
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        forks.stdin.write(json.dumps([script, *map(str, files)]) + "\n")
+        forks.stdin.flush()
+        code = int(forks.stdout.readline())
+        return subprocess.CompletedProcess(script, code, *(file.read_text() for file in files))
+
+    return forked
+
+
+def test_a_script_in_a_process_of_its_own_ends_in_silence() -> None:
+    script, said = SCRIPTS["idle"]
+    command = [sys.executable, "-c", f"{START}{script}\nsys.exit(3)"]
+    here = Path(__file__).parent
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (3, [said], "")
 
 
 @pytest.mark.parametrize("what", SCRIPTS)
-def test_a_script_ends_in_silence(what: str) -> None:
+def test_a_script_ends_in_silence(what: str, run: Run) -> None:
     script, said = SCRIPTS[what]
     done = run(script)
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.split() == said.split()
 
 
-def test_a_fork_that_uses_it_gets_an_error() -> None:
+def test_a_fork_that_uses_it_gets_an_error(run: Run) -> None:
     done = run("""
 llm, client = LLM(), FakeAsync()
 asyncio.run(client.start())
@@ -122,7 +166,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
     assert all("was forked from process" in line and "open a model here, after the fork" in line for line in told)
 
 
-def test_the_main_thread_must_wait_for_the_one_that_opens_a_model() -> None:
+def test_the_main_thread_must_wait_for_the_one_that_opens_a_model(run: Run) -> None:
     done = run("""
 from headrace.client.in_process_client import InProcessClient
 from headrace.errors import EngineDead
@@ -148,7 +192,7 @@ threading.Thread(target=make).start()
     ],
     ids=["it looks up", "it is left behind"],
 )
-def test_an_interrupt_while_it_loads(loading: str, then: str) -> None:
+def test_an_interrupt_while_it_loads(loading: str, then: str, run: Run) -> None:
     done = run(f"""
 import signal
 from headrace.client.in_process_client import InProcessClient

@@ -226,3 +226,43 @@ def test_ambiguous_grammars_reach_a_limit() -> None:
     backend = LlguidanceBackend(dataclasses.replace(VOCABULARY, token_bytes=[*VOCABULARY.token_bytes, *words]))
     for kind, text in (("lark", r"start: /\./+ start*"), ("gbnf", 'root ::= "." root* | root root')):
         assert "Too many items" in str(walked(backend, Constraint(kind, text)))
+
+
+ADJOINING = [
+    Constraint("lark", "start: /0+/ /0+/"),
+    Constraint("lark", 'start: /(ab)+/ A\nA: "ab"'),
+    Constraint("lark", '%llguidance {}\nstart: "0" start'),
+    Constraint("gbnf", 'root ::= "0" root'),
+    Constraint(
+        "structural_tag",
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "sequence",
+                    "elements": [
+                        {"type": "regex", "pattern": "0+"},
+                        {"type": "json_schema", "json_schema": {"const": 0}},
+                    ],
+                },
+            }
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("constraint", ADJOINING, ids=lambda one: one.kind)
+def test_one_byte_without_end_is_not_looked_ahead_for_ever(backend: LlguidanceBackend, constraint: Constraint) -> None:
+    matcher = backend.compile(constraint).matcher()
+    for _ in range(3):
+        token = int(np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little"))[0])
+        assert matcher.advance(token) is None
+        assert matcher.forced() == []
+
+
+@pytest.mark.parametrize(
+    "options", ['{"no_forcing": false}', '{\n"no_\\u0066orcing":false}', "", '{"allow_initial_skip": true}']
+)
+def test_options_of_the_library_are_not_the_users(backend: LlguidanceBackend, options: str) -> None:
+    with pytest.raises(InvalidRequest, match="may not set options by %llguidance"):
+        backend.compile(Constraint("lark", f"%llguidance {options}\nstart: /0+/ /0+/"))

@@ -22,12 +22,13 @@ BUCKET = Bucket(tokens=16, seqs=4, rows=8, blocks=5, biases=8, masks=2)
 
 def test_every_field_of_batch_and_sampler_is_in_the_table_and_nothing_else() -> None:
     wanted = [f.name for f in fields(Batch)] + [f.name for f in fields(SampleInputs)]
-    assert sorted(STEP_INPUTS) == sorted([*wanted, "logits", "lengths", "drafts", *OF_HEADS])
+    assert sorted(STEP_INPUTS) == sorted([*wanted, "logits", "lengths", "drafts", "named", *OF_HEADS])
     assert frozenset({"history"}) == PERSISTENT
 
 
 def test_a_plans_arrays_match_the_table() -> None:
     plan = replace(dummy_plan(), lengths=np.ones(1, np.int32))
+    plan.sampling.named = np.zeros((1, 8), np.int32)
     arrays = plan_arrays(plan, VOCAB)
     assert {*arrays} == {*STEP_INPUTS} - PERSISTENT - {"logits", "drafts"} - OF_HEADS
     assert {*batch_arrays(plan)} == {f.name for f in fields(Batch)} | {"lengths", "position"}

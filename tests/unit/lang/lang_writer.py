@@ -53,7 +53,10 @@ class Writer:
             if self.random.random() < 0.5:
                 s.select(self.name(), ["a", "b", "ab"], method=self.random.choice(["greedy", "mean", "unconditional"]))
             else:
-                s.gen(self.name(), max_tokens=self.random.randrange(1, 9))
+                for _ in range(self.random.randrange(1, 4)):
+                    stop = self.random.choice([None, None, "e", "ab"])
+                    s.gen(self.name(), max_tokens=self.random.randrange(1, 9), stop=stop)
+                    s.text(self.text(s))
 
     def variable(self, s: hl.State, depth: int) -> None:
         name, value = self.name(), self.text(s)

@@ -407,7 +407,7 @@ def test_values_that_grow_without_end_are_an_error() -> None:
         with hl.for_(10_000):
             s.text(x)
 
-    for program, given in ((text, "ab"), (written, "ab"), (shared, {"a": "b"})):
+    for program, given in ((text, "ab"), (written, "ab"), (shared, {"a": "b" * 500})):
         with pytest.raises(ProgramError, match=r"larger than 4194304|more than 4194304"):
             program.run(given, on=FakeBackend())
     with pytest.raises(ProgramError, match="a conversation has at most 16777216 characters"):

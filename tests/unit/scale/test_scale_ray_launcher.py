@@ -79,6 +79,23 @@ def test_actors_have_bundles_that_are_spread(ray: ray_fake.FakeRay) -> None:
     run(check())
 
 
+def test_engines_of_this_machine_alone_listen_on_its_loopback(
+    ray: ray_fake.FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_host, "_node_address", lambda: "127.0.0.2")
+
+    async def check() -> None:
+        for address, host in (("local", "127.0.0.1"), ("auto", "127.0.0.2")):
+            settings = config().model_copy(update={"scale": ScaleConfig(ray_address=address)})
+            seat = await RayLauncher(ray, settings, COMMAND).seat()
+            engine = await seat.start(Path("model"))
+            assert engine.url.startswith(f"http://{host}:")
+            await engine.kill()
+            await seat.close()
+
+    run(check())
+
+
 def test_an_actor_that_dies_is_replaced_in_its_bundle(ray: ray_fake.FakeRay) -> None:
     async def check() -> None:
         async with running(ray, replicas=2) as (group, fleet):

@@ -15,6 +15,8 @@ from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.client.api import ModelInfo
 from headrace.config import Config
+from headrace.engine.profiling import ProfileReport
+from headrace.errors import InvalidRequest
 from headrace.server.app import create_app_for
 from headrace.server.context import make_context
 from headrace.server.model_loader import OpenedEngine
@@ -34,6 +36,7 @@ class NamedClient(FakeClient):
         super().__init__(**{"reply": name, **engine})
         self.name = name
         self.flushed = 0
+        self.profiles: list[tuple[str, int]] = []
 
     @property
     def info(self) -> ModelInfo:
@@ -42,6 +45,15 @@ class NamedClient(FakeClient):
     async def flush_cache(self) -> int:
         self.flushed += 1
         return 20
+
+    async def start_profile(self, folder: str, steps: int) -> None:
+        if self.profiles:
+            raise InvalidRequest("a profile runs already", code="profile_running")
+        self.profiles.append((folder, steps))
+
+    async def stop_profile(self) -> ProfileReport:
+        folder, steps = self.profiles.pop()
+        return ProfileReport(f"{folder}/a.json.gz", steps - 1)
 
 
 @dataclass

@@ -216,7 +216,7 @@ class FakeClient:
             scores, scored = PromptScores([self.logprob] * own, [self.logprob] * len(request.rivals)), None
         entries = list(scored or ()) if request.echo else []
         if request.params.logprobs is not None:
-            entries += [self._entry(t, False) for t in so_far[-1:]]
+            entries += [self._entry(t, False, request.params.logprob_token_ids) for t in so_far[-1:]]
         full = len(so_far) == request.params.max_tokens
         return Output(
             index,
@@ -232,8 +232,12 @@ class FakeClient:
             scores=scores,
         )
 
-    def _entry(self, token: int, first: bool) -> LogprobEntry:
+    def _entry(self, token: int, first: bool, named: Sequence[int] = ()) -> LogprobEntry:
+        """A named token's logprob is minus its id."""
         text, raw = ByteTokenizer().token_text(token), bytes([token]) if token < 256 else b"<s>"
+        if named:
+            top = tuple((t, ByteTokenizer().token_text(t), bytes([t]), float(-t)) for t in named)
+            return LogprobEntry(token, text, raw, self.logprob, 1, top)
         top = ((token, text, raw, self.logprob), (0xFF, "\ufffd", b"\xff", -2.0), (0xFE, "\ufffd", b"\xfe", -3.0))
         return LogprobEntry(token, text, raw, None if first else self.logprob, 1, () if first else top)
 

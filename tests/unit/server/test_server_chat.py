@@ -100,6 +100,18 @@ def test_logprobs_streamed_and_complete():
     assert chat(served, logprobs=False).json()["choices"][0]["logprobs"] is None
 
 
+def test_logprobs_by_token_streamed_and_complete():
+    served = serve_fake(reply="é!")
+    named = {"logprobs": True, "top_logprobs": 5, "logprob_token_ids": [66, 65]}
+    whole = chat(served, **named).json()["choices"][0]["logprobs"]["content"]
+    wanted = [("B", -66.0), ("A", -65.0)]
+    assert [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in whole] == [wanted] * 3
+    chunks = events(chat(served, **named, stream=True))
+    streamed = [e for chunk in chunks for c in chunk["choices"] for e in (c["logprobs"] or {"content": []})["content"]]
+    assert streamed == whole
+    assert fault(chat(served, logprob_token_ids=[65]), 400)["param"] == "logprob_token_ids"
+
+
 def test_prompt_logprobs_and_token_ids():
     whole = chat(prompt_logprobs=0, return_token_ids=True, max_tokens=2).json()
     assert whole["choices"][0]["message"]["content"] == "He"

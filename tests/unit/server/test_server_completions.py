@@ -185,6 +185,37 @@ def test_echo_with_logprobs_covers_prompt_and_output():
         assert choices[0]["logprobs"]["top_logprobs"][0] is None
 
 
+def test_logprobs_by_token_take_the_place_of_the_most_likely():
+    named = {"logprobs": 1, "logprob_token_ids": [65, 66, 65, 67], "max_tokens": 2}
+    for stream in (False, True):
+        response = complete(stream=stream, **named)
+        choices = [c["choices"][0] for c in events(response)] if stream else response.json()["choices"]
+        found = [top for choice in choices if choice["logprobs"] for top in choice["logprobs"]["top_logprobs"]]
+        assert found == [
+            {"H": -0.5, "A": -65.0, "B": -66.0, "C": -67.0},
+            {"e": -0.5, "A": -65.0, "B": -66.0, "C": -67.0},
+        ]
+    echoed = complete(echo=True, **named).json()["choices"][0]["logprobs"]["top_logprobs"]
+    assert echoed[1] == {"H": -0.5, "\ufffd": -2.0, "bytes:\\xfe": -3.0}
+    assert echoed[-1] == found[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"logprob_token_ids": [1]}, "needs `logprobs`"),
+        ({"logprob_token_ids": [1], "logprobs": 0, "echo": True, "max_tokens": 0}, "`max_tokens` is 0"),
+        ({"logprob_token_ids": [5000], "logprobs": 0}, "outside the vocabulary"),
+        ({"logprob_token_ids": [1] * 129, "logprobs": 0}, "128"),
+    ],
+)
+def test_logprobs_by_token_that_cannot_be_given(fields, why):
+    error = fault(complete(**fields), 400)
+    assert error["param"] == "logprob_token_ids"
+    assert why in error["message"]
+    assert complete(logprob_token_ids=[]).status_code == 200
+
+
 def test_prompt_logprobs_without_echo_leave_the_text_alone():
     whole = complete(prompt_logprobs=1, max_tokens=3).json()["choices"][0]
     assert whole["text"] == "Hel"

@@ -11,8 +11,10 @@ import pytest
 from pool_fakes import SIZE, FakeEngines, plan, pool_server, until
 
 from headrace.config import Config
-from headrace.errors import CheckpointError, ConfigError, EngineDead
+from headrace.errors import CheckpointError, ConfigError, EngineDead, OutOfMemory, UnsupportedModel
+from headrace.keys.key_ring import ANYONE
 from headrace.server import served_model
+from headrace.server.internal_call import call_route, passes
 from headrace.server.model_budget import PROCESS, kv_parts, with_kv
 from headrace.server.model_loader import OpenedEngine
 from headrace.server.several import make_pool
@@ -242,6 +244,7 @@ def test_a_load_that_fails_is_a_503_and_is_tried_again_with_growing_delays(monke
                     assert error["code"] == "model_load_failed"
                     assert "'a' could not be loaded: no weights" in error["message"]
                     assert answer.headers["retry-after"] == str(delay)
+                    assert answer.headers["x-should-retry"] == "false", "no attempt of a client mends it"
                 assert engines.opened.count("a") == attempts
                 assert not server.pool.models["a"].waiters, "a refused request waits for nothing"
                 now += delay
@@ -253,6 +256,39 @@ def test_a_load_that_fails_is_a_503_and_is_tried_again_with_growing_delays(monke
             assert await server.text("a") == "a"
             assert server.pool.models["a"].failed is None
             assert server.pool.models["a"].users == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (CheckpointError("no weights"), True),
+        (UnsupportedModel("no such layer"), True),
+        (ConfigError("no such dtype"), True),
+        (OutOfMemory("no room"), False),
+        (EngineDead("it died"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_batch_does_not_wait_for_a_model_that_cannot_be_loaded(error: Exception, lasting: bool) -> None:
+    async def work() -> None:
+        async with pool_server(plan("a"), engines=FakeEngines(fail={"a": error})) as server:
+            body = b'{"model": "a", "prompt": "Hi"}'
+            reply = await call_route(server.app, "/v1/completions", body, ANYONE)
+            assert reply.status == 503
+            assert str(error).encode() in reply.body
+            assert passes(reply) != lasting
+
+    run(work)
+
+
+def test_a_name_that_is_empty_is_no_models() -> None:
+    async def work() -> None:
+        async with pool_server(plan("a"), plan("b")) as server:
+            answer = await server.complete("")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+            assert "'a', 'b'" in answer.json()["error"]["message"]
 
     run(work)
 

@@ -234,7 +234,7 @@ def test_programs_run_on_their_model() -> None:
     run(work)
 
 
-CONTROL = ("/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping")
+CONTROL = ("/reset_prefix_cache", "/start_profile", "/stop_profile", "/sleep", "/wake_up", "/is_sleeping")
 
 
 def test_control_routes_are_off_by_default() -> None:
@@ -259,6 +259,25 @@ def test_the_prefix_cache_is_emptied() -> None:
             answer = await server.http.post("/reset_prefix_cache", params={"model": "b"})
             assert answer.json() == {"model": "b", "freed_blocks": 20}
             assert server.engines.engines["b"].flushed == 1
+
+    run(work)
+
+
+def test_a_profile_is_begun_and_written() -> None:
+    async def work() -> None:
+        async with pool_server(plan("a"), plan("b"), server=ON | {"profile_dir": "/traces"}) as server:
+            asleep = await server.http.post("/start_profile", params={"model": "b"})
+            assert (asleep.status_code, asleep.json()["error"]["code"]) == (409, "model_not_loaded")
+            await server.text("b")
+            for steps in ("0", "x", "10001", "-1"):
+                wrong = await server.http.post("/start_profile", params={"model": "b", "steps": steps})
+                assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "steps")
+            begun = await server.http.post("/start_profile", params={"model": "b", "steps": "7"})
+            assert begun.json() == {"model": "b", "is_profiling": True, "file": None, "steps": 7}
+            twice = await server.http.post("/start_profile", params={"model": "b"})
+            assert (twice.status_code, twice.json()["error"]["code"]) == (409, "profile_running")
+            ended = await server.http.post("/stop_profile", params={"model": "b"})
+            assert ended.json() == {"model": "b", "is_profiling": False, "file": "/traces/a.json.gz", "steps": 6}
 
     run(work)
 

@@ -33,8 +33,8 @@ def test_a_request_that_generates(caplog, stream):
     (line,) = lines(caplog)
     name = answer.headers["x-request-id"]
     assert re.fullmatch(
-        rf"POST /v1/completions 200 id={name} prompt_tokens={len(SECRET) + 1} cached_tokens=3 output_tokens=10 "
-        r"finish=stop,stop queue=0\.010 ttft=\d\.\d{3} total=\d\.\d{3}",
+        rf"POST /v1/completions 200 id={name} model={MODEL} prompt_tokens={len(SECRET) + 1} cached_tokens=3 "
+        r"output_tokens=10 finish=stop,stop queue=0\.010 ttft=\d\.\d{3} total=\d\.\d{3}",
         line,
     ), line
     assert SECRET not in caplog.text

@@ -82,6 +82,13 @@ def test_a_head_gives_its_sigmoid() -> None:
     assert [list(request.prompt) for request in served.engine.requests] == [[BOS, *b"abc"], [BOS, *b"abdefg"]]
 
 
+def test_a_head_that_joins_the_texts_takes_no_instruction() -> None:
+    served = serve_fake(embedding=EmbeddingFacts(4, labels=("LABEL_0",), head=HEAD))
+    reply = post(served, "/v1/score", text_1="ab", text_2="c", instruction="Find.")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "instruction")
+    assert not served.engine.requests
+
+
 def test_a_head_of_several_classes_is_no_score() -> None:
     served = serve_fake(embedding=EmbeddingFacts(4, labels=("a", "b"), head=HEAD + HEAD))
     reply = post(served, "/v1/score", text_1="a", text_2="b")
@@ -100,6 +107,8 @@ def test_a_head_of_several_classes_is_no_score() -> None:
         ("/v1/score", {"text_1": "a", "text_2": ""}, "text_2"),
         ("/v1/score", {"text_1": "a", "text_2": "b", "method": "head"}, "method"),
         ("/v1/score", {"text_1": "a", "text_2": "b", "method": "yes_no"}, "method"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "instruction": "Find."}, "instruction"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "instruction": "Find."}, "instruction"),
         ("/v1/rerank", {"query": "a"}, "documents"),
         ("/v1/rerank", {"documents": ["a"]}, "query"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),

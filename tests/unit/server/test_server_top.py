@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pool_fakes import plan, pool_server
 from server_fakes import MODEL, serve_fake
 from test_server_process import PATIENCE, server, until
 
@@ -67,6 +68,33 @@ def test_every_line_fits_80_columns() -> None:
     assert "busy 50%" in text
     assert re.search(r"one#0 +decode +2\.5s +300 +256 +40 +22", text)
     assert re.search(r"three#0 +waiting", text)
+
+
+def test_several_models_and_one_of_them() -> None:
+    async def texts() -> tuple[str, Any]:
+        async with pool_server(plan("a"), plan("b"), plan("c")) as pool:
+            for name in ("a", "b", "b"):
+                await pool.text(name)
+            return (await pool.http.get("/metrics")).text, (await pool.http.get("/v1/engine/state?model=b")).json()
+
+    text, state = asyncio.run(texts())
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(200, text=text) if request.url.path == "/metrics" else httpx.Response(200, json=state)
+
+    window = Window()
+    window.add(Reader(URL, transport=httpx.MockTransport(answer)).read())
+    assert window.last is not None
+    assert window.last.value("headrace_requests_finished_total") == 3
+    (line,) = [one for one in top_lines(URL, window, "", 120, 40) if one.startswith("models ")]
+    assert line.split("  ")[-1].strip() == "a (loaded), b (loaded), c; --model shows one"
+    one = Reader(URL, transport=httpx.MockTransport(answer), model="b").read()
+    assert asked[-1].endswith("/v1/engine/state?model=b")
+    assert one.value("headrace_requests_finished_total") == 2
+    window.add(one)
+    assert not [one for one in top_lines(URL, window, "", 120, 40) if one.startswith("models ")]
 
 
 def test_a_small_screen_shows_what_fits() -> None:

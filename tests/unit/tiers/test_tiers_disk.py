@@ -317,6 +317,24 @@ def test_strange_files_are_ignored(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_folder_in_the_place_of_a_block_costs_that_block_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk(tmp_path).close()
+    path_of(tmp_path, NAMES[1]).mkdir()
+    tier = disk(tmp_path)
+    assert found(tier, NAMES) == 0
+    keep(tier, [NAMES[0]])
+    tier.offer([NAMES[1]], [block(NAMES[1])])
+    until(lambda: tier.stats()[0].failures == 1)
+    assert not tier.wants(NAMES[1], False), "it is not tried again"
+    keep(tier, NAMES[2:])
+    assert (found(tier, NAMES), found(tier, NAMES[2:])) == (1, 18)
+    assert "a block's file is a folder" in caplog.text
+    assert len(caplog.records) == 1
+    tier.close()
+
+
 def test_only_this_user_may_read_the_blocks(tmp_path: Path) -> None:
     tier = disk(tmp_path / "new")
     keep(tier, NAMES[:1])

@@ -66,8 +66,10 @@ class PackedCache:
         `limit`: the bytes of all files together, for all ranks. `shard`: the part of the model.
         """
         self._directory, self._limit, self._forms, self._shard = directory, limit, forms, shard
-        if shard.size > 1:
+        if shard.ranks > 1:
             settings = {**settings, "rank": shard.rank, "ranks": shard.size, "cut": _cutting()}
+        if shard.stages > 1:
+            settings |= {"stage": shard.stage, "stages": shard.stages}
         if shard.expert_parallel:
             settings = {**settings, "experts": "complete"}
         self._model, self._files = model, checkpoint_files(model)
@@ -133,13 +135,14 @@ class PackedCache:
         if size < _WORTH:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
-        free, everything = shutil.disk_usage(self._directory).free, size * self._shard.size
+        free, everything = shutil.disk_usage(self._directory).free, size * self._shard.ranks
         if everything > self._limit or 2 * everything > free:
             raise Uncacheable(f"they take {everything} bytes of {self._limit} allowed, and {free} are free on the disk")
         path = self._path(self._contents.digest(self._files))
         about = {"model": str(self._model), "form": self._forms.identity, "quantize": self._settings.get("quantize")}
-        if self._shard.size > 1:
-            about["part"] = f"rank {self._shard.rank} of {self._shard.size}"
+        if self._shard.ranks > 1:
+            complete = ", complete experts" if self._shard.expert_parallel else ""
+            about["part"] = f"rank {self._shard.number} of {self._shard.ranks}{complete}"
         write(path, self._key(path), about, tree, buffers)
         _evict(self._directory, self._limit, path)
 

@@ -30,6 +30,7 @@ from headrace.engine.ranks.rank_messages import (
     decode,
     encode,
 )
+from headrace.engine.ranks.result_sender import ResultSender
 from headrace.engine.runner import LaunchedStep, Runner
 from headrace.engine.spawn import ignore_terminal_signals
 from headrace.engine.wire import as_ours, to_wire
@@ -39,6 +40,7 @@ from headrace.log_format import use_json
 __all__ = ["follow", "main"]
 
 _log = logging.getLogger(__name__)
+Messages = queue.SimpleQueue[RankMessage | Exception]
 _DEPTH = 2
 """Steps in flight, as on rank 0."""
 _POLL_SECONDS = 60.0
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> int:
     ignore_terminal_signals()
     logging.basicConfig(format="%(levelname)s rank: %(message)s")
     link = Channel(socket.socket(fileno=int(arguments[0])))
-    messages: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
+    messages: Messages = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(link, messages), name="messages", daemon=True)
     reader.start()
     try:
@@ -66,36 +68,52 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _run(link: Channel, messages: queue.SimpleQueue[RankMessage]) -> None:
+def _run(link: Channel, messages: Messages) -> None:
     # The heavy imports come late, and their failure is reported like any other.
     from headrace.config import Config
     from headrace.engine.rank_loading import load_follower
 
-    start = messages.get()
+    start = _next(messages)
     assert isinstance(start, Start)
     logging.getLogger().setLevel(start.log_level)
     if Config.model_validate_json(start.config).server.log_format == "json":
         use_json("rank")
-    loaded = load_follower(start, lambda message: _send(link, message), messages.get)
+    loaded = load_follower(start, lambda message: _send(link, message), lambda: _next(messages))
+    sender = ResultSender(lambda message: _send(link, message), messages.put) if loaded.answers else None
     try:
-        follow(loaded.runner, messages)
+        follow(loaded.runner, messages, sender)
     finally:
         loaded.close()
 
 
-def follow(runner: Runner, messages: queue.SimpleQueue[RankMessage]) -> None:
-    """Run steps until Stop. Raises what a step raises."""
+def follow(runner: Runner, messages: Messages, sender: ResultSender | None = None) -> None:
+    """Run steps until Stop. Raises what a step raises. `sender` waits for the results and sends them, if rank 0 gets
+    them from here."""
     in_flight: deque[LaunchedStep] = deque()
-    while isinstance(message := messages.get(), RunStep | SampleStep):
+    while isinstance(message := _next(messages), RunStep | SampleStep):
         if isinstance(message, RunStep):
             plan = message.plan()
-            in_flight.append(runner.launch(plan))
+            launched = runner.launch(plan)
+            if sender is not None:
+                sender.put(plan.step, launched)
+                continue
+            in_flight.append(launched)
         else:
             message.complete(plan)
             in_flight[-1].sample()
         while in_flight and (len(in_flight) > _DEPTH or in_flight[0].done()):
             in_flight.popleft().result()
     assert isinstance(message, Stop)
+    if sender is not None:
+        sender.close()
+
+
+def _next(messages: Messages) -> RankMessage:
+    """The next message. Raises what another thread of this process has put there."""
+    message = messages.get()
+    if isinstance(message, Exception):
+        raise message
+    return message
 
 
 def _send(link: Channel, message: RankMessage) -> None:
@@ -105,7 +123,7 @@ def _send(link: Channel, message: RankMessage) -> None:
             pass
 
 
-def _read(link: Channel, messages: queue.SimpleQueue[RankMessage]) -> None:
+def _read(link: Channel, messages: Messages) -> None:
     """Receive messages, on the reading thread. After rank 0 has exited, delete the rendezvous folder and end this
     process."""
     meeting: Path | None = None

@@ -23,6 +23,7 @@ from headrace.engine.ranks.rank_messages import (
     RunStep,
     SampleStep,
     Start,
+    StepDone,
     Stop,
     decode,
     encode,
@@ -51,6 +52,10 @@ class Follower:
         self.received: set[type[RankMessage]] = set()
         self.error: HeadraceError | None = None
         """Why it ended; None while it runs."""
+        self.told = False
+        """It has sent the error itself."""
+        self.results: dict[int, StepResult] = {}
+        """By step, what it has sent and rank 0 has not read."""
         self._changed = changed
         self._process, link = spawn(command, stdin=subprocess.DEVNULL)
         self._channel = Channel(link)
@@ -95,8 +100,10 @@ class Follower:
                 for data in self._channel.receive(_POLL_SECONDS):
                     message = decode(data)
                     if isinstance(message, RankFailed):
-                        error = from_wire(message.error)
+                        error, self.told = from_wire(message.error), True
                     with self._changed:
+                        if isinstance(message, StepDone):
+                            self.results[message.step] = message.result()
                         self.received.add(type(message))
                         self._changed.notify_all()
         if error is None:
@@ -164,6 +171,22 @@ class Followers:
         error = self._first_error()
         return None if error is None else DeviceLost(str(error))
 
+    def has_result(self, step: int) -> bool:
+        """Whether `result` would return or raise at once."""
+        return self._first_error() is not None or any(step in follower.results for follower in self._followers)
+
+    def result(self, step: int) -> StepResult:
+        """The result of a step that another rank computes; waits for it. Raises the error of the first rank that has
+        ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.has_result(step))
+            found = [one.results.pop(step) for one in self._followers if step in one.results]
+            error = self._first_error()
+        if found:
+            return found[0]
+        assert error is not None
+        raise error
+
     def runner(self, own: StepRunner) -> StepRunner:
         """A runner over all ranks: rank 0's own, if it is the only one."""
         return GroupRunner(own, self) if self.size > 1 else own
@@ -177,7 +200,9 @@ class Followers:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _first_error(self) -> HeadraceError | None:
-        return next((follower.error for follower in self._followers if follower.error is not None), None)
+        """Of several, that of a rank which has ended without a word: the others failed because of it."""
+        errors = [(follower.told, follower.error) for follower in self._followers if follower.error is not None]
+        return min(errors, key=lambda one: one[0])[1] if errors else None
 
 
 def _rendezvous_folder() -> Path:

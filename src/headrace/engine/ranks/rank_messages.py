@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from headrace.engine.wire import WireError
-from headrace.types import SamplingBatch, StepPlan
+from headrace.types import SamplingBatch, StepPlan, StepResult
 
 __all__ = [
     "Loaded",
@@ -21,6 +21,7 @@ __all__ = [
     "SampleStep",
     "Sizes",
     "Start",
+    "StepDone",
     "Stop",
     "decode",
     "encode",
@@ -116,13 +117,29 @@ class Loaded(_RankStruct, frozen=True):
     """Sent by a rank: it is loaded and waits for steps."""
 
 
+class StepDone(_RankStruct, frozen=True):
+    """Sent by the last stage of a pipeline: the result of a step."""
+
+    step: int
+    arrays: dict[str, _Array]
+
+    @classmethod
+    def of(cls, step: int, result: StepResult) -> StepDone:
+        return cls(step, _arrays(result, ""))
+
+    def result(self) -> StepResult:
+        """The result. Its arrays are read-only."""
+        found: dict[str, Any] = {name: _array(*array) for name, array in self.arrays.items()}
+        return StepResult(**found)
+
+
 class RankFailed(_RankStruct, frozen=True):
     """The last message of a rank: the error that ends it."""
 
     error: WireError
 
 
-RankMessage = Start | Sizes | RunStep | SampleStep | Stop | Opened | Loaded | RankFailed
+RankMessage = Start | Sizes | RunStep | SampleStep | StepDone | Stop | Opened | Loaded | RankFailed
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
 
@@ -136,7 +153,7 @@ def decode(data: bytes) -> RankMessage:
     return _decoder.decode(data)
 
 
-def _arrays(holder: StepPlan | SamplingBatch, prefix: str) -> dict[str, _Array]:
+def _arrays(holder: StepPlan | SamplingBatch | StepResult, prefix: str) -> dict[str, _Array]:
     values = ((field.name, getattr(holder, field.name)) for field in fields(holder))
     return {prefix + name: _packed(value) for name, value in values if isinstance(value, np.ndarray)}
 

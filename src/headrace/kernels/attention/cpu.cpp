@@ -42,9 +42,8 @@ struct Plan {
     Plan(const Args *args, const hr_ctx *c) : a(args), ctx(c) {
         heads = a->kv.heads * a->subs;
         tile_tokens = TILE_ROWS / a->sub_rows > 1 ? TILE_ROWS / a->sub_rows : 1;
-        int64_t total = 0;
-        for (int64_t s = 0; s < seqs(); s++)
-            total += segments(s) * heads * ((tokens(s) + tile_tokens - 1) / tile_tokens);
+        shrink_tiles();
+        int64_t total = work();
         grain = total / (4 * c->parts);
         if (grain < 1) grain = 1;
         if (c->parts == 1) grain = 1 << 30;
@@ -85,6 +84,27 @@ struct Plan {
     }
 
 private:
+    // Tiles times segments of the step.
+    int64_t work() const {
+        int64_t total = 0;
+        for (int64_t s = 0; s < seqs(); s++)
+            total += segments(s) * heads * ((tokens(s) + tile_tokens - 1) / tile_tokens);
+        return total;
+    }
+    // A few tokens of one sequence are divided among the threads, so that tiles times heads is a multiple of their
+    // number: the parts are even, and no states have to be joined. All threads read all keys, so this is for keys that
+    // stay in a cache.
+    void shrink_tiles() {
+        int64_t most = 0, all = 0, threads = ctx->parts, divisor = threads;
+        for (int64_t s = 0; s < seqs(); s++) {
+            most = tokens(s) > most ? tokens(s) : most;
+            all += heads * ((tokens(s) + tile_tokens - 1) / tile_tokens);
+        }
+        if (most < 2 || all >= 4 * threads || heads * most < 2 * threads || work() >= 16 * threads) return;
+        while (heads % divisor || threads % divisor) divisor--;
+        int64_t each = threads / divisor, small = (most + each - 1) / each;
+        if (small < tile_tokens) tile_tokens = small;
+    }
     // Number of complete segments, at most `most`, in the blocks that the tables of s and t have in common.
     int64_t alike(int64_t s, int64_t t, int64_t most) const {
         int64_t width = ctx->sizes[HR_TABLE], whole = a->context_lens[t] / SEGMENT, n = 0;
@@ -161,12 +181,14 @@ void join(const Plan &p, hr_ctx *ctx, int64_t s, int64_t slot) {
     const Args *a = p.a;
     int64_t n = p.segments(s), rows = p.tokens(s) * a->sub_rows;
     for (int64_t i = (ctx->part + s) % ctx->parts; i < p.heads * rows; i += ctx->parts) {
-        int64_t head = i / rows, r = i % rows;
-        Tile t(a, ctx, s, head, 0, p.tile_tokens);
-        if (r >= t.rows) continue;
-        t.reset();
+        int64_t head = i / rows, at = i % rows;
+        Tile t(a, ctx, s, head);
+        if (at >= p.tokens(s) * t.heads) continue;
+        int64_t r = at % t.heads;
+        t.select(at / t.heads);
+        t.reset(r);
         const float *states = (const float *)ctx->shared;
-        for (int64_t k = 0; k < n; k++) t.add(r, states + (slot + (head * n + k) * rows + r) * a->state);
+        for (int64_t k = 0; k < n; k++) t.add(r, states + (slot + (head * n + k) * rows + at) * a->state);
         t.write(r);
     }
 }

@@ -1,5 +1,4 @@
-// Groups of cached keys and values in the form the products use: float32, or bfloat16 pairs if the processor multiplies
-// those. The conversion from every stored type is exact.
+// Groups of cached keys and values in the form the products use: float32, or bfloat16 pairs with AVX-512. The conversion from every stored type is exact.
 #ifndef HEADRACE_ATTENTION_PANEL_H
 #define HEADRACE_ATTENTION_PANEL_H
 #include "cpu_product.h"
@@ -27,9 +26,11 @@ HR_INLINE vf load_stored(const char *group, int32_t dtype, int64_t i) {
 #if HR_PAIRS
 HR_INLINE __m512i pairs_of_int8(__m256i codes) {
     __m512i wide = _mm512_cvtepi8_epi16(codes);
-    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(wide)));
-    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(wide, 1)));
-    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    __m512i low = (__m512i)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(wide)));
+    __m512i high = (__m512i)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(wide, 1)));
+    __m256i first = _mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16));  // the lower halves are zero
+    __m256i second = _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
 }
 // Exponent and mantissa are shifted; the 8 smallest, which are subnormal (k / 512), come from a table, NaN is set.
 HR_INLINE __m512i pairs_of_e4m3(__m256i codes) {

@@ -50,7 +50,7 @@ struct Tile {
     const Args *a;
     const hr_kv *kv;
     bool pairs;
-    int64_t seq, kv_head, head0, heads, tokens, padded, rows, ldq, ldp;
+    int64_t seq, kv_head, head0, heads, tokens, padded, rows, steps, ldq, ldp;
     int32_t token[TILE_ROWS], place[TILE_ROWS];  // rows of q, and positions in their sequences, of the tile's tokens
     const int32_t *table;
     Scratch m;
@@ -79,6 +79,13 @@ struct Tile {
         load_queries();
     }
 
+    // Only token i of the sequence, to join the states of its rows: its query isn't loaded.
+    void select(int64_t i) {
+        int64_t begin = a->query_start[seq], n = a->query_start[seq + 1] - begin;
+        tokens = 1, rows = heads;
+        token[0] = (int32_t)(begin + i);
+        place[0] = (int32_t)(a->context_lens[seq] - n + i);
+    }
     const float *query(int64_t r) const {
         return a->q + ((int64_t)token[r / heads] * a->q_heads + head0 + r % heads) * kv->dim;
     }
@@ -97,8 +104,9 @@ struct Tile {
         head0 = kv_head * group + sub * a->sub_rows;
         heads = group - sub * a->sub_rows < a->sub_rows ? group - sub * a->sub_rows : a->sub_rows;
         padded = kv->padded;
-        ldq = pairs ? padded / 2 : padded;
-        ldp = pairs ? SEGMENT / 2 : SEGMENT;
+        steps = pairs ? padded / 2 : padded;
+        ldq = pairs && HR_DOT ? padded / 2 : padded;
+        ldp = pairs && HR_DOT ? SEGMENT / 2 : SEGMENT;
         table = a->block_tables + s * ctx->sizes[HR_TABLE];
     }
     void load_queries() {
@@ -109,7 +117,7 @@ struct Tile {
         const float *q = query(r);
         for (int64_t i = 0; i < padded; i += W) {
             vf x = vload_n(q + i, kv->dim - i);
-#if HR_PAIRS
+#if HR_DOT
             if (pairs) {
                 storeu((uint16_t *)(m.q + r * ldq) + i, (vh)_mm512_cvtneps_pbh((__m512)x));
                 continue;
@@ -118,9 +126,12 @@ struct Tile {
             vstore((float *)(m.q + r * ldq) + i, x);
         }
     }
+    void reset(int64_t r) {
+        memset(m.out + r * padded, 0, (size_t)padded * 4);
+        peak[r] = NOTHING, sum[r] = vf{};
+    }
     void reset() {
-        memset(m.out, 0, (size_t)(rows * padded) * 4);
-        for (int64_t r = 0; r < rows; r++) peak[r] = NOTHING, sum[r] = vf{};
+        for (int64_t r = 0; r < rows; r++) reset(r);
     }
 
     // Process the keys at positions 256 s to 256 s + 255 for every row.
@@ -145,9 +156,9 @@ struct Tile {
                 for (int64_t i = g + NG; stored && begin == 0 && i < n && i < g + 2 * NG; i++) prefetch_panel(keys[i]);
                 for (int64_t r = begin; r < end_row; r += MR) {
 #define CALL(R) \
-    pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, \
+    pairs ? score_rows<HR_PAIRS, R>(m.q + r * ldq, ldq, steps, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, \
                                     top + r)                                                                     \
-          : score_rows<false, R>(m.q + r * ldq, ldq, ldq, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, top + r)
+          : score_rows<false, R>(m.q + r * ldq, ldq, steps, keys + g, some, m.s + r * SEGMENT + 16 * g, SEGMENT, top + r)
                     HR_BY_ROWS(end_row - r, CALL)
 #undef CALL
                 }
@@ -230,10 +241,10 @@ struct Tile {
         vf shift = vset(-now[r]), factor = vset(Extras ? LOG2E : a->scale * LOG2E), total = {};
         for (int64_t i = 0; i < 16 * n; i += W) {
             vf x = vfma(vload(s + i), factor, shift);
-            vf p = vexp2<Pairs ? 3 : 5>(x);  // bfloat16 keeps 8 bits of it
+            vf p = vexp2<Pairs && HR_DOT ? 3 : 5>(x);  // bfloat16 keeps 8 bits of it
             total = total + p;
             if (Extras && vs) p = p > 0.0f ? p * vload(vs + i) : vf{};
-#if HR_PAIRS
+#if HR_DOT
             if (Pairs) {
                 storeu((uint16_t *)to + i, (vh)_mm512_cvtneps_pbh((__m512)p));
                 continue;

@@ -42,7 +42,8 @@ extern "C" {
 HR_EXPORT int32_t hr_abi(void) { return HR_ABI; }
 
 // Whether kernels of a level run here. 0: generic, 1: v3, 2: v4, 3: v4bf16, 4: dotprod, 5: amx. Call it before
-// threads that run them are started.
+// threads that run them are started. 6: whether dot products of bfloat16 pairs are slower here than two multiply-adds,
+// as on processors of Intel.
 HR_EXPORT int32_t hr_cpu_has(int32_t level) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -56,6 +57,7 @@ HR_EXPORT int32_t hr_cpu_has(int32_t level) {
     bool v4bf16 = v4 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
     if (level == 3) return v4bf16;
     if (level == 5) return v4bf16 && tiles_allowed();
+    if (level == 6) return v4bf16 && __builtin_cpu_is("intel");
 #elif defined(__aarch64__) && defined(__linux__)
     if (level == 4) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif

@@ -1,7 +1,7 @@
 // From logits to tokens: constraints, penalties, truncation, one reproducible random choice, logprobs. The rules are
 // those of reference.py and the files beside it. One thread computes a row; all rows read the history before any row
 // writes it.
-#include "headrace.h"
+#include "cpu_clean.h"
 #include "cpu_random.h"
 #include "cpu_rank.h"
 
@@ -28,22 +28,9 @@ HR_LAYOUT(sample_args, logits, temperature, top_p, min_p, repetition, presence, 
 namespace {
 
 typedef sample_args Args;
-constexpr float GREEDY_BELOW = 1e-5f, LARGEST = 3.40282347e38f;
+constexpr float GREEDY_BELOW = 1e-5f;
 constexpr int32_t NO_TOKEN = -1, NO_CHOICE = -2, NOT_FINITE = -3;  // as in headrace.types
 
-HR_INLINE vf clean(vf x) {  // NaN counts as -inf, +inf as the largest float
-    return x <= LARGEST ? x : (x > LARGEST ? vset(LARGEST) : vset(-INFINITY));
-}
-// The largest cleaned logit; `vmax` ignores NaN.
-HR_INLINE float peak_of(const float *x, int64_t n) {
-    vf top[4] = {vset(-INFINITY), vset(-INFINITY), vset(-INFINITY), vset(-INFINITY)};
-    int64_t i = 0;
-    for (; i + 4 * W <= n; i += 4 * W)
-        for (int k = 0; k < 4; k++) top[k] = vmax(vload(x + i + k * W), top[k]);
-    for (; i < n; i += W) top[0] = vmax(vload_n(x + i, n - i, -INFINITY), top[0]);
-    float peak = hmax(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
-    return peak > LARGEST ? LARGEST : peak;
-}
 // Whether no logit is NaN or +inf.
 HR_INLINE bool sound(const float *x, int64_t n) {
     vf largest = vset(LARGEST);

@@ -80,6 +80,8 @@ class AcceleratorDevice(TorchDevice):
         self._world = World(options.rank, options.world_size, options.rendezvous)
         self._uncaptured = self._why_eager()
         super().__init__(device, self._complete(capabilities), queue=InlineQueue())
+        name_of = getattr(runtime.module, "get_device_name", None)
+        self.chip = f"{'' if name_of is None else name_of(device)} {triton!r}"
         self._before = runtime.module.current_stream(device)
         self.compute = runtime.module.Stream(device=device)
         runtime.module.set_stream(self.compute)

@@ -57,7 +57,8 @@ class CpuDevice(TorchDevice):
                 raise PlatformError(f"cpu: option {name} is {value!r}: give a count")
         self._world = World(rank, world_size, rendezvous)
         collectives = COLLECTIVES | {ALL_TO_ALL} if world_size > 1 else frozenset()
-        super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), threads)
+        able = replace(CAPABILITIES, collectives=collectives, passes_rows=world_size > 1)
+        super().__init__(torch.device("cpu"), able, threads)
         self._copies = Float32Copies(float32_copies)
         self._reasons = {spec.name: reason for spec in (*OPS, *OPTIONAL)}
 

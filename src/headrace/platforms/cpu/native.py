@@ -20,6 +20,10 @@ _LEVEL = {"generic": 0, "v3": 1, "v4": 2, "v4bf16": 3, "dotprod": 4, "amx": 5}
 _UNDER = {"amx": "v4bf16"}
 """Instruction set → the one whose kernels it uses for operators that it has no kernel for: AMX tiles only serve
 products."""
+_SLOW_DOT = 6
+"""The question to `hr_cpu_has` whether dot products of bfloat16 pairs are slower than multiply-adds."""
+_WITHOUT_DOT = {("attention", "v4bf16"): "v4", ("attention", "amx"): "v4"}
+"""Kernels that are made of those products, and the instruction set whose kernel has none."""
 _NAME = "libheadrace_cpu.so"
 ABI = 1
 """`HR_ABI` of `kernels/native/headrace.h`: the version of the runtime's functions and their arguments."""
@@ -43,6 +47,9 @@ class Library:
     def kernel(self, name: str) -> int:
         """Address of a kernel. Raises PlatformError if the library has none of that name."""
         symbol = f"hr_{name}_{self.isa}"
+        faster = f"hr_{name}_{_WITHOUT_DOT.get((name, self.isa))}"
+        if hasattr(self.functions, faster) and self.functions.hr_cpu_has(_SLOW_DOT):
+            symbol = faster
         if not hasattr(self.functions, symbol):
             symbol = f"hr_{name}_{_UNDER.get(self.isa, self.isa)}"
         try:

@@ -52,7 +52,8 @@ class NativeSegment:
 
 
 class NativeCommunicator(RestCommunicator):
-    """All collectives; a tape records `all_reduce`, `all_gather` and `all_to_all`. Inputs are not changed."""
+    """All collectives, and rows for the next stage; a tape records all but `reduce_scatter` and `broadcast`. Inputs are
+    not changed."""
 
     def __init__(
         self,
@@ -100,6 +101,19 @@ class NativeCommunicator(RestCommunicator):
             launcher.call("all_gather", args, (plain, y, self._segment))
             return y
 
+    def send_rows(self, x: Tensor) -> None:
+        """See `interface.PassesRows`."""
+        self.all_gather(x, 0)
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """See `interface.PassesRows`. All rows of the first rank stand before those of this one, which mean nothing."""
+        launcher, rows = self._owner.launcher, self._owner.launcher.rows(like)
+        both = self.all_gather(launcher.empty(rows, (len(like), width)), 0)
+        with launcher.own():
+            received: Tensor = both[: len(like)]
+        received.hr_dim, received.hr_both = rows, both
+        return received
+
     def all_to_all(self, x: Tensor, dim: int) -> Tensor:
         """See `interface.ExchangesBlocks`."""
         self._check()
@@ -141,5 +155,7 @@ def connect(
             f"cpu: {size} ranks don't share memory: start them on one machine and in one container with "
             f"{NativeSegment.bytes(size)} bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
         )
-    segment = NativeSegment(memory, rank, size, world.timeout, spin=size * threads <= len(allowed_cores()))
+    # A rank of a pipeline waits for those before it, one after another.
+    timeout = world.timeout * (1 + min(group))
+    segment = NativeSegment(memory, rank, size, timeout, spin=size * threads <= len(allowed_cores()))
     return NativeCommunicator(segment, owner, lambda: world.communicator(group, "gloo"), check)

@@ -27,10 +27,12 @@ from headrace.platforms.cpu.native_layout import (
     DRAFTER_KERNELS,
     DRAFTER_TWINS,
     EXPERT_TWINS,
+    NAMED_TWINS,
     check_layouts,
 )
 from headrace.platforms.cpu.native_linear import KEY, NativeLinear
 from headrace.platforms.cpu.native_moe import NativeMoE
+from headrace.platforms.cpu.native_named import NativeNamed
 from headrace.platforms.cpu.native_ops import NativeOps
 from headrace.platforms.cpu.native_split import split_table
 from headrace.platforms.cpu.native_team import Team, TicketPending
@@ -85,8 +87,10 @@ class NativeDevice(TorchDevice):
         if dtype is not None and dtype not in _COMPUTE:
             raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
-        collectives = frozenset() if self._world is None else COLLECTIVES | {ALL_TO_ALL}
-        super().__init__(torch.device("cpu"), replace(CAPABILITIES, collectives=collectives), 1)
+        several = self._world is not None
+        collectives = COLLECTIVES | {ALL_TO_ALL} if several else frozenset()
+        able = replace(CAPABILITIES, collectives=collectives, passes_rows=several)
+        super().__init__(torch.device("cpu"), able, 1)
         library = load(isa)
         check_layouts(library)
         self.team = Team(library, threads, (rank, world_size))
@@ -108,6 +112,7 @@ class NativeDevice(TorchDevice):
         functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), **experts.table()}
         functions.update({**NativeFeatures(self._ops, check).table(), **NativeDrafting(self._ops, check).table()})
         functions |= NativeBlocks(self._ops, lambda: check_layouts(library, BLOCK_TWINS)).table()
+        functions |= NativeNamed(self._ops, lambda: check_layouts(library, NAMED_TWINS)).table()
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 

@@ -14,9 +14,19 @@ from headrace.platforms.cpu.native_features import BlockConvArgs, FeatureArgs, T
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import ExpertsArgs, MoEArgs
+from headrace.platforms.cpu.native_named import NamedLogprobsArgs
 from headrace.platforms.cpu.native_split import OwnArgs
 
-__all__ = ["BLOCK_TWINS", "DRAFTER_KERNELS", "DRAFTER_TWINS", "EXPERT_TWINS", "TWINS", "Twins", "check_layouts"]
+__all__ = [
+    "BLOCK_TWINS",
+    "DRAFTER_KERNELS",
+    "DRAFTER_TWINS",
+    "EXPERT_TWINS",
+    "NAMED_TWINS",
+    "TWINS",
+    "Twins",
+    "check_layouts",
+]
 
 Twins = Mapping[str, type[ctypes.Structure]]
 """By the name of the C structure."""
@@ -64,6 +74,8 @@ DRAFTER_TWINS: Twins = {
 """Those of operators that only drafters call: they are checked before the first call."""
 BLOCK_TWINS: Twins = {"hr_moved_blocks_args": MovedBlocksArgs}
 """Those of operators that only tiers call: the same."""
+NAMED_TWINS: Twins = {"named_logprobs_args": NamedLogprobsArgs}
+"""That of logprobs by token: the same."""
 
 EXPERT_TWINS: Twins = {"hr_experts_args": ExpertsArgs, "hr_all_to_all_args": args.ExchangeArgs}
 """Those of experts that are distributed over ranks: the same."""

@@ -139,6 +139,14 @@ class ShmCommunicator(RestCommunicator):
                 target[rank, part] = found
         return torch.cat(out.unbind(0), dim)
 
+    def send_rows(self, x: Tensor) -> None:
+        """See `interface.PassesRows`."""
+        self.all_gather(x, 0)
+
+    def receive_rows(self, like: Tensor, width: int) -> Tensor:
+        """See `interface.PassesRows`."""
+        return self.all_gather(torch.empty(len(like), width), 0)[: len(like)]
+
     def all_to_all(self, x: Tensor, dim: int) -> Tensor:
         """See `interface.ExchangesBlocks`."""
         rank, size = self._segment.rank, self._segment.size

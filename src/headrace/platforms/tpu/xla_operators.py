@@ -15,6 +15,7 @@ from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.gather_blocks.reference import gather_blocks
 from headrace.kernels.linear import static as dense
 from headrace.kernels.load_features.reference import load_features
+from headrace.kernels.named_logprobs.reference import named_logprobs
 from headrace.kernels.ngram.reference import ngram
 from headrace.kernels.pallaslib import torch_operators as pallas
 from headrace.kernels.place.reference import place
@@ -66,6 +67,7 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
         "block_conv": XlaOperator("xla", block_conv),
         "gather_blocks": XlaOperator("xla", gather_blocks),
         "scatter_blocks": XlaOperator("xla", scatter_blocks),
+        "named_logprobs": XlaOperator("xla", named_logprobs),
         "ngram": XlaOperator("xla", ngram),
         "place": XlaOperator("xla", place),
         "accept": XlaOperator("xla", accept),

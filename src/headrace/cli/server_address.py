@@ -1,0 +1,43 @@
+"""The address of a running server as people write it: http://HOST:PORT, https://HOST:PORT or unix:PATH."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import httpx
+
+from headrace.errors import ConfigError
+
+__all__ = ["ServerAddress", "server_address"]
+
+
+class ServerAddress(NamedTuple):
+    url: str
+    """What requests are made of."""
+    shown: str
+    uds: str | None = None
+    """The file of a unix socket."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For `httpx.Client`."""
+        return {} if self.uds is None else {"transport": httpx.HTTPTransport(uds=self.uds)}
+
+
+def server_address(url: str) -> ServerAddress:
+    """Without a `/v1` at its end. Raises ConfigError."""
+    if url.startswith("unix:"):
+        # unix:/tmp/s, unix:///tmp/s and unix:s name files.
+        path = url.removeprefix("unix:")
+        path = path[2:] if path.startswith("///") else path
+        if not path:
+            raise ConfigError(f"--url {url}: give the file of the socket, as unix:PATH")
+        return ServerAddress("http://server", f"unix:{path}", path)
+    try:
+        found = httpx.URL(url if "://" in url else f"http://{url}")
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"--url {url}: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"--url {url}: give it as http://HOST:PORT, or unix:PATH")
+    base = str(found).rstrip("/").removesuffix("/v1")
+    return ServerAddress(base, base)

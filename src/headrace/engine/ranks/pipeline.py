@@ -1,0 +1,40 @@
+"""Rank 0's runner of a pipeline: it launches the first stage, and gets results from the last one's process."""
+
+from __future__ import annotations
+
+from headrace.engine.core_loop import PendingStep
+from headrace.engine.ranks.leader import Followers, GroupRunner
+from headrace.errors import DeviceLost, HeadraceError
+from headrace.types import StepPlan, StepResult
+
+__all__ = ["PipelineRunner"]
+
+
+class PipelineRunner(GroupRunner):
+    """A `core_loop.StepRunner` over all stages. Each runs its part of every step, in order. Steps in different
+    stages overlap."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Raises DeviceLost."""
+        assert not plan.split, "all that the plan depends on has been committed"
+        return _PipelineStep(plan.step, super().launch(plan), self._followers)
+
+
+class _PipelineStep:
+    def __init__(self, step: int, first: PendingStep, followers: Followers) -> None:
+        """`first`: the first stage's part."""
+        self._step, self._first, self._followers = step, first, followers
+
+    def sample(self) -> None:
+        raise AssertionError("a step of a pipeline has one part")
+
+    def done(self) -> bool:
+        return self._followers.has_result(self._step)
+
+    def result(self) -> StepResult:
+        try:
+            found = self._followers.result(self._step)
+        except HeadraceError as error:
+            raise DeviceLost(str(error)) from error
+        self._first.result()
+        return found
