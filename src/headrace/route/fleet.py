@@ -82,7 +82,7 @@ class Fleet:
 
     async def query(self, path: str, body: bytes, model: str | None, answer: int | None) -> Query:
         """Read a request. Its prompt is read only if there is a choice to make."""
-        query = Query(model, answer=min(answer or _DEFAULT_ANSWER, 4 * _DEFAULT_ANSWER))
+        query = Query(model, answer=min(max(1, answer or _DEFAULT_ANSWER), 4 * _DEFAULT_ANSWER))
         reader = self.readers.get(model or next(self.models(), ""))
         if reader is not None and reader.ready:
             layouts = {(one.facts.layout, one.facts.block_size) for one in self.replicas if one.usable and one.facts}

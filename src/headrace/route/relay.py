@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.types import Message, Send
@@ -155,8 +155,9 @@ class Relay:
     async def _pass_on(self, choice: Choice, answer: Answer) -> None:
         kind = answer.header(b"content-type") or b""
         streams = kind.startswith((b"text/event-stream", b"application/x-ndjson"))
+        head = self._call.method == b"HEAD"
         if answer.status in _AGAIN:
-            body = await whole(answer)
+            body = b"" if head else await whole(answer)
             raise _Unserved(f"status {answer.status}", (answer, body))
         cached = answer.header(CACHED_TOKENS)
         if cached is not None and cached.isdigit():
@@ -164,7 +165,11 @@ class Relay:
         first = answer.header(FIRST_TOKEN)
         if not streams and first is not None and first.replace(b".", b"", 1).isdigit():
             choice.ticket.told(float(first) / 1000)
-        if streams:
+        if head:
+            # Its length is that of a body that does not come: the connection is not read to the end, and closed.
+            await self._start(choice.replica, answer)
+            await self._send(_body(b"", more=False))
+        elif streams:
             await self._stream(choice, answer)
         else:
             await self._complete(choice.replica, answer)
@@ -224,7 +229,8 @@ class Relay:
 
     async def _continue(self, lost: Replica, rest: Continuation) -> bool:
         """False if there is no engine that certainly gives the same answer. Raises UpstreamLost and Differs."""
-        choice = self._fleet.choose(self._query, [one for one in self._fleet.replicas if not one.like(lost)])
+        query = replace(self._query, splits=False)
+        choice = self._fleet.choose(query, [one for one in self._fleet.replicas if not one.like(lost)])
         if choice is None:
             return False
         try:

@@ -59,3 +59,4 @@ class Roster:
         del self._watches[replica.name]
         replica.origin.abort("the engine has ended")
         self.fleet.index.forget(replica.name)
+        self.fleet.texts.forget(replica.name)

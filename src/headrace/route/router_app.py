@@ -33,6 +33,11 @@ __all__ = ["RouterApp", "RouterState"]
 _OPEN = frozenset({"/health"})
 _STATEFUL = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/programs/", "/v1/engine/")
 """Paths about what one engine keeps or does: they say nothing about which."""
+_MOST_NUMBER = 32
+"""Characters of a temperature that is looked at."""
+
+
+_NULL = msgspec.Raw(b"null")
 
 
 class _Asked(msgspec.Struct):
@@ -43,8 +48,9 @@ class _Asked(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
-    seed: Any = None
-    temperature: Any = None
+    # Of these nothing is made: whatever a client puts there costs no more than its bytes.
+    seed: msgspec.Raw = _NULL
+    temperature: msgspec.Raw = _NULL
 
 
 _asked = msgspec.json.Decoder(_Asked, strict=False).decode
@@ -137,7 +143,7 @@ class RouterApp:
             scope["headers"],
             body,
             _streams(path, asked),
-            asked.seed is not None or asked.temperature == 0,
+            _one_answer(asked),
         )
         query = await self._query(call, asked, caller)
         if caller.limiter is not None:
@@ -217,6 +223,17 @@ def _parse(body: bytes) -> _Asked:
 def _streams(path: str, asked: _Asked) -> bool:
     """Ollama's API streams unless told not to."""
     return asked.stream is not False if path in ("/api/chat", "/api/generate") else asked.stream is True
+
+
+def _one_answer(asked: _Asked) -> bool:
+    """It has a seed or is greedy."""
+    if bytes(asked.seed) != b"null":
+        return True
+    text = bytes(asked.temperature)
+    try:
+        return len(text) <= _MOST_NUMBER and float(text) == 0
+    except ValueError:
+        return False
 
 
 def _target(scope: Scope) -> bytes:

@@ -91,12 +91,15 @@ class Continuation:
         self._at: dict[_Key, int] = {}
         """Characters that have come again."""
         self._ended: set[int] = set()
+        self._met: set[int] = set()
+        """Choices that have begun."""
         self._head: dict[str, Any] = {}
         self._rest = b""
         for one in _events(shown):
             self._head = self._head or {name: one[name] for name in ("id", "created") if name in one}
             for choice in _choices(one):
                 index = choice["index"]
+                self._met.add(index)
                 for name, text in _texts(choice):
                     self._shown[index, name] = self._shown.get((index, name), "") + text
                 if choice.get("finish_reason") is not None:
@@ -123,7 +126,8 @@ class Continuation:
         return event({**one, **self._head, "choices": fresh})
 
     def _is_fresh(self, choice: dict[str, Any]) -> bool:
-        """Cut what was shown off a choice; True if something is left."""
+        """Cut what was shown off a choice; True if something is left. Raises Differs if that would follow text which
+        has not come again, or the choice's end."""
         index, fresh = choice["index"], False
         for name, text in _texts(choice):
             key = index, name
@@ -134,11 +138,13 @@ class Continuation:
             self._at[key] = at + len(text)
             _parts(choice)[name] = text[len(known) :]
             fresh = fresh or len(text) > len(known)
-        if choice.get("finish_reason") is None:
-            return fresh
-        if any(len(text) > self._at.get(key, 0) for key, text in self._shown.items() if key[0] == index):
+        ends = choice.get("finish_reason") is not None
+        behind = any(len(text) > self._at.get(key, 0) for key, text in self._shown.items() if key[0] == index)
+        if ((fresh or ends) and behind) or (fresh and index in self._ended):
             raise Differs
-        return fresh or index not in self._ended
+        first = index not in self._met
+        self._met.add(index)
+        return fresh or first or (ends and index not in self._ended)
 
 
 def _events(data: bytes) -> Iterator[dict[str, Any]]:

@@ -51,7 +51,7 @@ class TextPrefixes:
         """The hashes of a request's text; empty for a body without one."""
         try:
             texts = _decode(body)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return []
         parts = (texts.tools, texts.system, texts.instructions, texts.messages, texts.prompt, texts.input)
         text = b"".join(bytes(part) for part in parts)

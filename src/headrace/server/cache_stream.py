@@ -8,6 +8,7 @@ Hashes name blocks of `block_size` tokens by content (docs/routing.md). There ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -60,17 +61,22 @@ class _Reader:
 
 async def _events(context: Context) -> AsyncIterator[bytes]:
     reader, feed = _Reader(), context.client.cache_feed
+    loop = asyncio.get_running_loop()
+    due = loop.time() + _TICK
     feed.open(reader.take)
     try:
         while not context.draining:
-            try:
-                await asyncio.wait_for(reader.came.wait(), _TICK)
-            except asyncio.TimeoutError:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(reader.came.wait(), max(0.0, due - loop.time()))
+            if loop.time() >= due:
+                due = loop.time() + _TICK
                 yield await _load(context)
-                continue
-            reader.came.clear()
             while reader.waiting:
                 yield _encode(context, reader.waiting.popleft())
+                if loop.time() >= due:
+                    break
+            if not reader.waiting:
+                reader.came.clear()
             if reader.late:
                 feed.open(reader.take)
     finally:

@@ -140,9 +140,13 @@ class _Connection(asyncio.Protocol):
         elif path in ("/v1/router/replicas", "/v1/engine/state"):
             self.transport.write(answer(404, _error("no such route", "not_found")))
         elif self.stub.mode == "ok" and not self.stub.wait:
-            self.transport.write(self._whole() if b'"stream":true' not in self.body else self._streamed())
+            self._write(self._whole() if b'"stream":true' not in self.body else self._streamed())
         else:
             self._start(self._answer())
+
+    def _write(self, data: bytes) -> None:
+        head = self.current is not None and self.current.method == "HEAD"
+        self.transport.write(data.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if head else data)
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -179,7 +183,7 @@ class _Connection(asyncio.Protocol):
         return STREAM_HEAD + chunk(PIECE) * self.stub.tokens + chunk(DONE) + END
 
     async def _answer(self) -> None:
-        mode, write = self.stub.mode, self.transport.write
+        mode, write = self.stub.mode, self._write
         await asyncio.sleep(self.stub.wait)
         stream = b'"stream":true' in self.body
         if mode == "ok":

@@ -34,6 +34,24 @@ def test_an_answer_passes_unchanged() -> None:
     run(check())
 
 
+@pytest.mark.parametrize(("mode", "status"), [("ok", 200), ("busy", 503)])
+def test_a_head_has_the_answers_headers_and_no_body(mode: str, status: int) -> None:
+    async def check() -> None:
+        async with routed([Stub(mode=mode)], watch=False) as it:
+            for _ in range(2):
+                reply = await asyncio.wait_for(it.http.head("/version"), 5)
+                assert (reply.status_code, reply.content) == (status, b"")
+                assert reply.headers["content-type"] == "application/json"
+            assert (mode == "busy") or int(reply.headers["content-length"]) > 0
+            assert [one.method for one in it.stubs[0].got[-2:]] == ["HEAD", "HEAD"]
+            await until(lambda: it.state.inflight == 0)
+            assert it.fleet.replicas[0].state == "ready"
+            if mode == "ok":
+                assert (await it.ask()).status_code == 200
+
+    run(check())
+
+
 def test_engines_take_turns() -> None:
     async def check() -> None:
         async with routed([Stub(), Stub(), Stub()]) as it:

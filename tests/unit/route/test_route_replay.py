@@ -86,6 +86,37 @@ def test_another_answer_is_not_joined() -> None:
         rest.feed(piece("the", finish="length"))
 
 
+def test_text_that_overtakes_what_was_shown_is_not_joined() -> None:
+    shown = piece("", reasoning_content="let me think") + piece("the sea")
+    rest = Continuation(shown)
+    with pytest.raises(Differs):
+        rest.feed(piece("the sea is"))
+    rest = Continuation(shown)
+    assert rest.feed(piece("", reasoning_content="let me ")) == b""
+    assert rest.feed(piece("the sea", reasoning_content="think")) == b""
+    assert texts(rest.feed(piece(" is"))) == {0: " is"}
+
+
+def test_another_choice_may_be_ahead() -> None:
+    rest = Continuation(piece("one", 0) + piece("two", 1))
+    assert texts(rest.feed(piece("one and more", 0))) == {0: " and more"}
+
+
+def test_nothing_follows_the_end_of_a_choice() -> None:
+    rest = Continuation(piece("the sea", finish="stop") + piece("a", 1))
+    assert rest.feed(piece("the sea")) == b""
+    with pytest.raises(Differs):
+        rest.feed(piece(" is"))
+
+
+def test_a_choice_that_was_never_shown_begins_with_its_role() -> None:
+    rest = Continuation(piece() + piece("a"))
+    assert rest.feed(piece(index=0)) == b""
+    begins = json.loads(rest.feed(piece(index=1))[6:])["choices"]
+    assert [(one["index"], one["delta"]) for one in begins] == [(1, {"role": "assistant"})]
+    assert rest.feed(piece(index=1)) == b"", "once"
+
+
 @pytest.mark.parametrize("more", [{"tool_calls": [{"index": 0}]}, {"logprobs": {"content": []}}, {"token_ids": [1]}])
 def test_what_cannot_be_compared_is_not_joined(more: dict[str, Any]) -> None:
     with pytest.raises(Differs):

@@ -13,7 +13,7 @@ from route_harness import PATIENCE, Routed, routed, until
 from stub_engine import DONE, LAYOUT, PIECE, Stub, contents
 from test_route_relay import run
 
-from headrace.route.fleet import Query
+from headrace.route.fleet import Choice, Query
 from headrace.route.split_bodies import decode_body, prefill_body, splits
 
 
@@ -118,6 +118,33 @@ def test_a_taker_that_is_lost_is_replaced() -> None:
             it.fleet.replicas[2].load.elsewhere = 7
             assert (await it.ask()).headers["x-headrace-replica"] == "2"
             assert it.figures()["headrace_router_retries_total"] == 1
+
+    run(check())
+
+
+def test_a_stream_goes_on_at_one_engine_alone() -> None:
+    """What goes on elsewhere is not split: all of it is counted where it is computed."""
+
+    async def check() -> None:
+        async with group(takers=2) as it:
+            it.stubs[1].mode, it.stubs[1].tokens = "cut", 2
+            it.fleet.replicas[2].load.elsewhere = 7
+            choices: list[Choice | None] = []
+            choose = it.fleet.choose
+
+            def seen(query: Query, without: Any = ()) -> Choice | None:
+                choices.append(choose(query, without))
+                return choices[-1]
+
+            it.fleet.choose = seen  # type: ignore[method-assign]
+            assert (await it.stream(seed=3)) == (PIECE * 4 + DONE).decode()
+            first, second = choices
+            assert first is not None
+            assert first.prefill is not None
+            assert second is not None
+            assert (second.replica.number, second.prefill) == (2, None)
+            assert it.figures()["headrace_router_continued_total"] == 1
+            await until(lambda: all(one.load.tickets == 0 for one in it.fleet.replicas))
 
     run(check())
 
