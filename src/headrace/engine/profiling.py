@@ -34,6 +34,7 @@ class StepProfiler:
         self._refusal = refusal
         self._running: Any = None
         self._file = Path()
+        self._number = 0
         self._left = self._done = 0
         self._writer: _Writer | None = None
 
@@ -53,7 +54,8 @@ class StepProfiler:
         # Late: the profiler's modules are needed by nobody else.
         import torch.profiler
 
-        self._file = folder / f"headrace-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json.gz"
+        self._number += 1
+        self._file = folder / f"headrace-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._number}.json.gz"
         self._left, self._done, self._writer = steps, 0, None
         activities = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
         self._running = torch.profiler.profile(activities=activities)
