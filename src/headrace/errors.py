@@ -35,6 +35,7 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "NeverFits",
+    "NoRoom",
     "OutOfMemory",
     "Overloaded",
     "PlatformError",
@@ -93,6 +94,10 @@ class UserError(HeadraceError):
 
 class ConfigError(UserError):
     """An option, a file of options or an environment variable is wrong."""
+
+
+class NoRoom(ConfigError):
+    """What the options ask for does not fit into the memory that is free now."""
 
 
 class InvalidRequest(UserError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.config import Config
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, NoRoom
 from headrace.model_needs import check_needs
 from headrace.types import Capabilities, KVLayout, LayerKV
 
@@ -131,7 +131,7 @@ def _num_blocks(
     size = sum(layout.padded(capabilities.kv_lanes).bytes_per_block for layout in layouts)
     blocks = min(useful, budget // size)
     if blocks < 2:
-        raise ConfigError(
+        raise NoRoom(
             f"the KV cache needs {2 * size} bytes for two blocks, but {budget} are available: "
             "raise kv_memory, or lower max_model_len or the KV dtype"
         )

@@ -103,11 +103,11 @@ def test_several_choices(tiny_llama: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_word_without_tokens_is_refused(tiny_llama: Path) -> None:
+def test_a_word_without_characters_is_refused(tiny_llama: Path) -> None:
     async def main() -> None:
         async with engine(tiny_llama) as client:
-            with pytest.raises(InvalidRequest, match="has no tokens") as caught:
-                await answer(client, request([5], bad_words=(" ",)))
+            with pytest.raises(InvalidRequest, match="`bad_words` strings have 1 to 4096 characters") as caught:
+                await answer(client, request([5], bad_words=("",)))
             assert caught.value.param == "bad_words"
             assert (await answer(client, request([5]))).finish[0] == "length"
 

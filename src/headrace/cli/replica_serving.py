@@ -16,8 +16,9 @@ __all__ = ["check_replicas", "replica_configs", "serve_replicas"]
 
 
 def replica_configs(config: Config, count: int) -> list[Config]:
-    """One configuration each. Replicas have devices of their own, one after another; a single device that counts its
-    cores (the host) is shared, with an equal part of them for each. Raises ConfigError if devices are missing."""
+    """The configuration of each place for a replica. They have devices of their own, one after another, with one more
+    for updates if there is a device for it; a single device that counts its cores (the host) is shared, with an equal
+    part of them for each. Raises ConfigError if devices are missing."""
     return _places(config, count)[0]
 
 
@@ -35,8 +36,9 @@ def _places(config: Config, count: int) -> tuple[list[Config], bool]:
         return [config.model_copy(update={"device": device})] * count, True
     most = (len(devices) - first) // size
     if count > most:
+        flag = "--replicas" if config.scale.max_replicas is None else "--max-replicas"
         raise ConfigError(
-            f"--replicas {count}: platform {platform.name} has {len(devices)} devices, which from device {first} on is "
+            f"{flag} {count}: platform {platform.name} has {len(devices)} devices, which from device {first} on is "
             f"enough for {most} replicas of {size}: choose fewer"
         )
     # Places beyond the count are for updates, which start a new engine before an old one ends.
@@ -85,7 +87,7 @@ def serve_replicas(config: Config, path: Path) -> int:
     # Clients meet the router alone; the engines answer nobody else.
     inner = secrets.token_urlsafe(32)
     server = config.server.model_copy(update={"served_model_name": name, "api_key": inner, "api_keys_file": None})
-    launcher = _launcher(config.model_copy(update={"server": server}))
+    launcher = _launcher(config.model_copy(update={"server": server}), path)
     group = ReplicaSet(launcher, path, config.scale, config.server.drain_timeout)
     options = RouterOptions(
         (),
@@ -99,12 +101,12 @@ def serve_replicas(config: Config, path: Path) -> int:
     return run_router(options, group)
 
 
-def _launcher(config: Config) -> Launcher:
+def _launcher(config: Config, path: Path) -> Launcher:
     if config.scale.ray_address is not None:
         from headrace.scale.ray_cluster import open_cluster
         from headrace.scale.ray_launcher import RayLauncher
 
-        return RayLauncher(open_cluster(config), config)
+        return RayLauncher(open_cluster(config), config, path)
     from headrace.scale.local_launcher import LocalLauncher
 
     return LocalLauncher(*_places(config, config.scale.most))

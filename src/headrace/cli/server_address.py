@@ -24,20 +24,20 @@ class ServerAddress(NamedTuple):
         return {} if self.uds is None else {"transport": httpx.HTTPTransport(uds=self.uds)}
 
 
-def server_address(url: str) -> ServerAddress:
-    """Without a `/v1` at its end. Raises ConfigError."""
+def server_address(url: str, option: str = "--url ") -> ServerAddress:
+    """Without a `/v1` at its end. `option`: that gave it, for messages; empty for an argument. Raises ConfigError."""
     if url.startswith("unix:"):
         # unix:/tmp/s, unix:///tmp/s and unix:s name files.
         path = url.removeprefix("unix:")
         path = path[2:] if path.startswith("///") else path
         if not path:
-            raise ConfigError(f"--url {url}: give the file of the socket, as unix:PATH")
+            raise ConfigError(f"{option}{url}: give the file of the socket, as unix:PATH")
         return ServerAddress("http://server", f"unix:{path}", path)
     try:
         found = httpx.URL(url if "://" in url else f"http://{url}")
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"--url {url}: {error}") from error
+        raise ConfigError(f"{option}{url}: {error}") from error
     if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"--url {url}: give it as http://HOST:PORT, or unix:PATH")
+        raise ConfigError(f"{option}{url}: give it as http://HOST:PORT, or unix:PATH")
     base = str(found).rstrip("/").removesuffix("/v1")
     return ServerAddress(base, base)

@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="http://127.0.0.1:8000",
         metavar="URL",
-        help="of a router or a server (default: http://127.0.0.1:8000)",
+        help="of a router or a server, or unix:PATH (default: http://127.0.0.1:8000)",
     )
     parser.add_argument("--api-key", metavar="KEY", help="default: HEADRACE_API_KEY")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.environment import read_environment
 
     key = (args.api_key or read_environment().api_key or "").strip() or None
-    status = _read(args.url.rstrip("/").removesuffix("/v1"), key)
+    status = _read(args.url, key)
     print(json.dumps(status, indent=2) if args.json else "\n".join(_lines(status)))
     return 0 if any(row["state"] == "ready" for row in status["replicas"]) else 1
 
@@ -43,10 +43,13 @@ def _read(url: str, key: str | None) -> dict[str, Any]:
     ConfigError."""
     import httpx
 
-    address = url if "://" in url else f"http://{url}"
+    from headrace.cli.server_address import server_address
+
+    at = server_address(url, option="")
+    address = at.shown
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
-        with httpx.Client(base_url=address, headers=headers, timeout=_PATIENCE) as http:
+        with httpx.Client(base_url=at.url, headers=headers, timeout=_PATIENCE, **at.options) as http:
             answer = http.get("/v1/router/replicas")
             if answer.status_code == 401:
                 raise ConfigError(f"{address} wants an API key: give --api-key, or set HEADRACE_API_KEY")

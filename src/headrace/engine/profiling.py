@@ -34,6 +34,7 @@ class StepProfiler:
         self._refusal = refusal
         self._running: Any = None
         self._file = Path()
+        self._number = 0
         self._left = self._done = 0
         self._writer: _Writer | None = None
 
@@ -53,11 +54,13 @@ class StepProfiler:
         # Late: the profiler's modules are needed by nobody else.
         import torch.profiler
 
-        self._file = folder / f"headrace-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json.gz"
+        self._number += 1
+        self._file = folder / f"headrace-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{self._number}.json.gz"
         self._left, self._done, self._writer = steps, 0, None
         activities = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
-        self._running = torch.profiler.profile(activities=activities)
-        self._running.start()
+        profile = torch.profiler.profile(activities=activities)
+        profile.start()
+        self._running = profile
 
     def stop(self, done: Callable[[ProfileReport | HeadraceError], None]) -> None:
         """End the profile; `done` is called once its file is complete, on another thread. Raises InvalidRequest if
@@ -87,15 +90,19 @@ class StepProfiler:
 
     def _end(self) -> None:
         profile, self._running = self._running, None
-        profile.stop()
-        self._writer = _Writer(profile, ProfileReport(str(self._file), self._done))
+        failed = None
+        try:
+            profile.stop()
+        except Exception as error:  # No step ends for it.
+            failed = error
+        self._writer = _Writer(profile, ProfileReport(str(self._file), self._done), failed)
 
 
 class _Writer:
     """Writes one profile; the file appears when it is complete."""
 
-    def __init__(self, profile: Any, report: ProfileReport) -> None:
-        self._profile, self._report = profile, report
+    def __init__(self, profile: Any, report: ProfileReport, failed: Exception | None) -> None:
+        self._profile, self._report, self._failed = profile, report, failed
         self._error: HeadraceError | None = None
         self._thread = threading.Thread(target=self._write, name="profile-file", daemon=True)
         self._thread.start()
@@ -110,6 +117,8 @@ class _Writer:
         # torch compresses what ends in .gz.
         partial = target.with_name(f".{target.name}")
         try:
+            if self._failed is not None:
+                raise self._failed
             self._profile.export_chrome_trace(str(partial))
             partial.replace(target)
         except Exception as error:

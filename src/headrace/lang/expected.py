@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.lang.plan import ExprOp, GenOp, NewStateOp, PlanOp, Region, RoleBeginOp, RoleEndOp, TextOp
+from headrace.lang.plan import ExprOp, GenOp, NewStateOp, Region, RoleBeginOp, RoleEndOp, TextOp
 
 __all__ = ["NextGen", "next_gens"]
 
 
-_HARMLESS = (TextOp, GenOp, RoleBeginOp, RoleEndOp, NewStateOp, ExprOp)
+_HARMLESS = (NewStateOp, ExprOp)
 
 
 class NextGen(NamedTuple):
@@ -24,20 +23,19 @@ def next_gens(region: Region) -> dict[int, NextGen]:
     """For generations of a region, by `id`, the one that follows if nothing between them can fail, call a function or
     choose another way."""
     found: dict[int, NextGen] = {}
-    for at, op in enumerate(region.ops):
-        if isinstance(op, GenOp) and (following := _next(op, region.ops[at + 1 :])) is not None:
-            found[id(op)] = following
+    waiting: dict[int, tuple[GenOp, list[TextOp]]] = {}
+    """By state: the generation that it is behind, and the texts since."""
+    for op in region.ops:
+        if isinstance(op, TextOp):
+            if (before := waiting.pop(op.state.id, None)) is not None:
+                before[1].append(op)
+                waiting[op.out] = before
+        elif isinstance(op, GenOp):
+            if (before := waiting.pop(op.state.id, None)) is not None:
+                found[id(before[0])] = NextGen(tuple(before[1]), op)
+            waiting[op.out_state] = op, []
+        elif isinstance(op, (RoleBeginOp, RoleEndOp)):
+            waiting.pop(op.state.id, None)
+        elif not isinstance(op, _HARMLESS):
+            waiting.clear()
     return found
-
-
-def _next(first: GenOp, ops: Sequence[PlanOp]) -> NextGen | None:
-    state, texts = first.out_state, list[TextOp]()
-    for op in ops:
-        if isinstance(op, TextOp) and op.state.id == state:
-            texts.append(op)
-            state = op.out
-        elif isinstance(op, GenOp) and op.state.id == state:
-            return NextGen(tuple(texts), op)
-        elif not isinstance(op, _HARMLESS) or (isinstance(op, (RoleBeginOp, RoleEndOp)) and op.state.id == state):
-            return None
-    return None

@@ -59,6 +59,8 @@ MOST_OUTPUT = 4 * MOST_SIZE
 """Characters and entries of all outputs, counted as often as they would be written."""
 _MOST_EXPECTED = 16
 """Generations that the engine is told of beforehand."""
+_MOST_FORESEEN = 2000
+"""Characters and values between two of them, which are tokenised in the event loop."""
 _IN_LOOP = 1 << 16
 """Characters and entries. An operator that reads more runs in a thread: others run in the meantime."""
 
@@ -269,9 +271,12 @@ class Interpreter:
             op = following.op
             parts = [part for one in following.texts for part in one.parts]
             try:
-                text = "".join(written(scope.read(part)) for part in parts)
+                values = [scope.read(part) for part in parts]
             except (KeyError, ProgramError):
                 break
+            if is_large(values, _MOST_FORESEEN):
+                break
+            text = "".join(map(written, values))
             found.append(Expected(text, self._sampling(op, path), op.constraint, self._turn(op, path)))
         return found
 

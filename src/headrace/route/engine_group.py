@@ -6,9 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from headrace.errors import InvalidRequest
 from headrace.route.roster import Roster
 
-__all__ = ["EngineGroup"]
+__all__ = ["EngineGroup", "UpdateRunning"]
+
+
+class UpdateRunning(InvalidRequest):
+    """The number of engines and their model cannot change while an update replaces them."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="update_running")
 
 
 class EngineGroup(Protocol):
@@ -31,11 +39,11 @@ class EngineGroup(Protocol):
         """`wanted`, `least` and `most` engines; `update`, the last rolling update."""
 
     def scale(self, count: int) -> None:
-        """Have as many engines from now on. Raises InvalidRequest for a number outside of the bounds."""
+        """Have as many engines from now on. Raises InvalidRequest for a number outside of the bounds,
+        and UpdateRunning."""
 
     def update(self, path: str | None) -> None:
-        """Begin to replace all engines one by one, with the model in `path` if it is given. Raises InvalidRequest
-        while another update runs."""
+        """Begin to replace all engines one by one, with the model in `path` if it is given. Raises UpdateRunning."""
 
     async def close(self) -> None:
         """Let all drain and end; kill those that don't."""

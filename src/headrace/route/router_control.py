@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace import __version__
-from headrace.route.engine_group import EngineGroup
+from headrace.route.engine_group import EngineGroup, UpdateRunning
 from headrace.route.fleet import Fleet
 from headrace.route.replica import Replica
 from headrace.server.http_errors import HttpError
@@ -91,13 +91,21 @@ class RouterControl:
     async def _scale(self, request: Request) -> Response:
         """Have so many engines."""
         group = self._needs_group()
-        group.scale((await _body(request, _Scale, '{"replicas": NUMBER}')).replicas)
+        wanted = await _body(request, _Scale, '{"replicas": NUMBER}')
+        try:
+            group.scale(wanted.replicas)
+        except UpdateRunning as error:
+            raise _conflict(error) from None
         return _json(group.summary())
 
     async def _update(self, request: Request) -> Response:
         """Begin to replace all engines, one by one."""
         group = self._needs_group()
-        group.update((await _body(request, _Update, '{"path": "a model\'s files"}, or {}')).path)
+        wanted = await _body(request, _Update, '{"path": "a model\'s files"}, or {}')
+        try:
+            group.update(wanted.path)
+        except UpdateRunning as error:
+            raise _conflict(error) from None
         return _json(group.summary(), 202)
 
     def _needs_group(self) -> EngineGroup:
@@ -108,6 +116,10 @@ class RouterControl:
                 code="no_group",
             )
         return self._group
+
+
+def _conflict(error: UpdateRunning) -> HttpError:
+    return HttpError(409, str(error), code=error.code)
 
 
 def _state(one: Replica, member: Mapping[str, Any] | None) -> str:

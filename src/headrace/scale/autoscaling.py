@@ -47,6 +47,8 @@ class Seen(NamedTuple):
     """Sequences that can run at once on one engine; 0: not known."""
     ttft: float = 0.0
     """Seconds to the first token that nine of ten had lately, or the time that the oldest has waited for it."""
+    away: int = 0
+    """Engines that were ready and take no requests now: full, held back, or without an answer."""
 
 
 class Memory(NamedTuple):
@@ -67,7 +69,7 @@ class Decision(NamedTuple):
 
 def decide(targets: Targets, seen: Seen, memory: Memory) -> Decision:
     """The number of engines that there should be from now on."""
-    have = seen.ready + seen.coming
+    have = seen.ready + seen.coming + seen.away
     if not targets.least <= have <= targets.most:
         return Decision(
             min(max(have, targets.least), targets.most), f"the bounds are {targets.least} to {targets.most}", Memory()
@@ -88,7 +90,7 @@ def decide(targets: Targets, seen: Seen, memory: Memory) -> Decision:
 
 def _needed(targets: Targets, seen: Seen, have: int) -> tuple[int, str]:
     """Engines for the load, never fewer than there are, with the reason for more."""
-    for_queue = math.ceil(seen.waiting / targets.queue)
+    for_queue = math.ceil(seen.waiting / targets.queue) + seen.away
     wanted, why = have, ""
     if seen.waiting > targets.queue * max(1, seen.ready) and for_queue > have:
         wanted = for_queue
@@ -96,11 +98,11 @@ def _needed(targets: Targets, seen: Seen, have: int) -> tuple[int, str]:
     elif seen.ttft > targets.ttft and seen.waiting > seen.ready and not seen.coming:
         wanted = have + 1
         why = f"first tokens take {seen.ttft:.1f} s, the target is {targets.ttft:g} s"
-    return min(wanted, 2 * have, targets.most), why
+    return min(wanted, 2 * have - seen.away, targets.most), why
 
 
 def _idle(targets: Targets, seen: Seen) -> bool:
     """All that runs would have room on one engine less, and nobody waits."""
-    if seen.coming or seen.waiting or seen.ttft > targets.ttft / 2:
+    if not seen.ready or seen.coming or seen.waiting or seen.ttft > targets.ttft / 2:
         return False
     return seen.running <= targets.fill * seen.slots * (seen.ready - 1)

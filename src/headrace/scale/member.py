@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import EngineDead, HeadraceError, UserError
 from headrace.route.replica import Replica
 from headrace.route.roster import Roster
-from headrace.scale.launching import Ending, Engine, Launcher, Seat
+from headrace.scale.launching import Ending, Engine, Seat
 from headrace.scale.restarts import Ended, RestartPolicy, after_end
 
 __all__ = ["KILL_AFTER", "Member"]
@@ -34,14 +34,14 @@ class Member:
     def __init__(
         self,
         number: int,
-        launcher: Launcher,
+        seat: Callable[[], Awaitable[Seat]],
         path: Path,
         roster: Roster,
         policy: RestartPolicy,
         start_timeout: float,
         gave_up: Callable[[], None],
     ) -> None:
-        """`gave_up` is called if there is no further start."""
+        """`seat` gives it its place, before its first run. `gave_up` is called if there is no further start."""
         self.number, self.phase, self.why = number, "starting", "it is being started"
         self.restarts = self.ends = 0
         self.worked = False
@@ -49,9 +49,11 @@ class Member:
         self.replica: Replica | None = None
         """As the router knows it, from its address to its end."""
         self.engine: Engine | None = None
-        self._launcher, self._path, self._roster, self._policy = launcher, path, roster, policy
+        self._find_seat, self._path, self._roster, self._policy = seat, path, roster, policy
         self._start_timeout, self._gave_up = start_timeout, gave_up
         self._seat: Seat | None = None
+        self._since: float | None = None
+        """When this run became ready: monotonic seconds."""
         self._settled = asyncio.Event()
         self._task = asyncio.create_task(self._keep())
         self._task.add_done_callback(self._finished)
@@ -59,6 +61,11 @@ class Member:
     @property
     def leaving(self) -> bool:
         return self.phase in ("draining", "ended")
+
+    @property
+    def usable(self) -> bool:
+        """It takes requests now."""
+        return self.replica is not None and self.replica.usable
 
     def describe(self) -> dict[str, Any]:
         where = None if self.engine is None else self.engine.where
@@ -78,7 +85,7 @@ class Member:
 
     async def retire(self, drain_timeout: float) -> None:
         """No new requests; those that it has finish, within a time; then it ends, and its place is free."""
-        self._leave()
+        self.leave()
         if self.replica is not None:
             self.replica.held_back = True
         until = time.monotonic() + drain_timeout
@@ -88,7 +95,7 @@ class Member:
 
     async def end(self, drain_timeout: float) -> None:
         """Have it end; kill it if it does not."""
-        self._leave()
+        self.leave()
         if self.engine is None:
             self._task.cancel()
         else:
@@ -102,14 +109,15 @@ class Member:
             await seat.close()
         self.phase, self.why = "ended", ""
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """It counts no more, and does not start again."""
         if self.phase != "ended":
             self.phase, self.why = "draining", "it ends"
         self._settled.set()
 
     async def _keep(self) -> None:
         """Start it, and again whenever it ends."""
-        while True:
+        while not self.leaving:
             self.phase, self.why = "starting", "it is being started"
             ended = await self._run()
             if self.leaving:
@@ -137,15 +145,16 @@ class Member:
             self._gave_up()
 
     async def _run(self) -> Ended:
-        """One run, from its start to its end."""
-        began = time.monotonic()
+        """One run, from its start to its end. Once it has worked, no error of a start is final: memory that is not free
+        and an address that is not free yet come and go."""
+        self._since = None
         try:
             if self._seat is None:
-                self._seat = await self._launcher.seat()
+                self._seat = await self._find_seat()
             self.engine = await self._seat.start(self._path)
         except (HeadraceError, OSError) as error:
             self.why = str(error)
-            return Ended(time.monotonic() - began, False, isinstance(error, UserError))
+            return Ended(0.0, False, isinstance(error, UserError) and not self.worked)
         replica = self.replica = self._roster.add(self.number, self.engine.url)
         try:
             ending = await self._until_end(self.engine, replica)
@@ -153,7 +162,8 @@ class Member:
             self._roster.remove(replica)
             self.replica = self.engine = None
         self.why = ending.why
-        return Ended(time.monotonic() - began, replica.readied.is_set(), ending.final)
+        served = 0.0 if self._since is None else (replica.silent_since or time.monotonic()) - self._since
+        return Ended(served, replica.readied.is_set(), ending.final and not self.worked)
 
     async def _silent(self, replica: Replica, end: asyncio.Future[Ending]) -> bool:
         """Wait a little. True if the engine has not answered for too long."""
@@ -168,6 +178,7 @@ class Member:
             await asyncio.wait({end, ready}, timeout=self._start_timeout, return_when=asyncio.FIRST_COMPLETED)
             if ready.done() and not self.leaving:
                 self.phase, self.why, self.worked = "ready", "", True
+                self._since = time.monotonic()
                 self._settled.set()
             elif not end.done():
                 await engine.kill()

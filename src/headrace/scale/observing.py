@@ -15,8 +15,8 @@ _LEAST = 5
 """First tokens of which nine of ten can be told."""
 
 
-def observe(replicas: Collection[Replica], coming: int, now: float) -> Seen:
-    """`coming`: engines that are being started. `now`: monotonic seconds."""
+def observe(replicas: Collection[Replica], coming: int, now: float, away: int = 0) -> Seen:
+    """`coming`: engines that are being started. `now`: monotonic seconds. `away`: engines that take no requests now."""
     ready = [one for one in replicas if one.usable]
     loads = [one.load for one in ready]
     slots = [one.facts.max_num_seqs for one in ready if one.facts is not None]
@@ -26,4 +26,4 @@ def observe(replicas: Collection[Replica], coming: int, now: float) -> Seen:
     # Requests of others, and those that are not streamed, are known by the engines' own reports.
     waiting = sum(max(load.waiting, load.reported_waiting) for load in loads)
     running = sum(load.running for load in loads)
-    return Seen(now, len(ready), coming, waiting, running, min(slots, default=0), max(ninth, oldest))
+    return Seen(now, len(ready), coming, waiting, running, min(slots, default=0), max(ninth, oldest), away)

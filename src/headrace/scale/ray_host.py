@@ -27,6 +27,8 @@ class RayHost:
 
     def __init__(self) -> None:
         self._child: ReplicaChild | None = None
+        self._reserved: Reserved | None = None
+        """Open until the process has ended: nobody else gets its port."""
 
     async def start(
         self,
@@ -49,6 +51,7 @@ class RayHost:
             reserved = Reserved(Config.model_validate(config), address or _node_address())
         except ConfigError as error:
             return {"error": str(error)}
+        self._reserved = reserved
         self._child = await start_child(reserved, Path(path), name, command)
         return {"url": reserved.url, "pid": self._child.pid, "node": socket.gethostname(), "host": os.getpid()}
 
@@ -56,6 +59,8 @@ class RayHost:
         """The process has ended: why, and whether that is final."""
         assert self._child is not None, "it was started"
         ending = await self._child.wait()
+        if self._reserved is not None:
+            self._reserved.close()
         return ending.why, ending.final
 
     async def stop(self) -> None:

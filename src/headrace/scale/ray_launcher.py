@@ -35,9 +35,10 @@ class _Group:
 class RayLauncher:
     """Thread: the event loop's. Ray's own calls that wait are made in threads."""
 
-    def __init__(self, ray: Any, config: Config, command: Sequence[str] = COMMAND) -> None:
-        """`ray` is connected. Raises ConfigError if no node could ever have an engine."""
-        self.ray, self._command = ray, command
+    def __init__(self, ray: Any, config: Config, path: Path, command: Sequence[str] = COMMAND) -> None:
+        """`ray` is connected. `path`: where this machine has the files of the configuration's model. Raises ConfigError
+        if no node could ever have an engine."""
+        self.ray, self._path, self._command = ray, path, command
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._demand = ray_demand(config, nodes)
         device = config.device.model_copy(update={"threads": self._demand.threads})
@@ -89,7 +90,8 @@ class RayLauncher:
         """Start the engine of an actor. Raises PlatformError, and ConfigError if it could never work."""
         ray, scale = self.ray, self.config.scale
         settings = self.config.model_dump(mode="json")
-        name = self.config.model.model
+        # The name stands for the files that it had at first, and for no others.
+        name = self.config.model.model if path == self._path else ""
         # A cluster of this machine alone is reached by nobody else.
         address = "127.0.0.1" if scale.ray_address == "local" else None
         started = actor.start.remote(__version__, str(path), name, settings, address, list(self._command))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import ScaleConfig
-from headrace.errors import EngineDead, HeadraceError, InvalidRequest
+from headrace.errors import EngineDead, HeadraceError, InvalidRequest, PlatformError
+from headrace.route.engine_group import UpdateRunning
 from headrace.route.roster import Roster
 from headrace.scale.autoscaling import Memory, Targets, decide
-from headrace.scale.launching import Launcher
+from headrace.scale.launching import Launcher, Seat
 from headrace.scale.member import Member
 from headrace.scale.observing import observe
 from headrace.scale.restarts import RestartPolicy
@@ -64,6 +64,7 @@ class ReplicaSet:
             self._add()
         if self._settings.most > self._settings.least:
             self._following = asyncio.create_task(self._follow_load())
+            self._following.add_done_callback(_tell_fault)
 
     def members(self) -> Sequence[dict[str, Any]]:
         return [one.describe() for one in self._members]
@@ -96,16 +97,19 @@ class ReplicaSet:
         self._updating = asyncio.create_task(
             self._replace_all(self._path if path is None else Path(path), old, self._progress)
         )
+        self._updating.add_done_callback(_tell_fault)
 
     async def close(self) -> None:
-        for task in (self._following, self._updating):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        for task in self._leaving:
+        tasks = [task for task in (self._following, self._updating, *self._leaving) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*(one.end(self._drain_timeout) for one in self._members))
+        # What one of them died of was told then, and must not keep the engines from their end.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        members = list(self._members)
+        ends = await asyncio.gather(*(one.end(self._drain_timeout) for one in members), return_exceptions=True)
+        for one, error in zip(members, ends, strict=True):
+            if error is not None:
+                _log.error("replica %d could not be ended", one.number, exc_info=error)
         await self._launcher.close()
 
     def _staying(self) -> list[Member]:
@@ -116,14 +120,26 @@ class ReplicaSet:
         taken = {one.number for one in self._members}
         number = next(number for number in range(len(taken) + 1) if number not in taken)
         timeout = self._settings.start_timeout
-        member = Member(number, self._launcher, self._path, self._roster, self._policy, timeout, self._look_for_failure)
+        member = Member(number, self._room, self._path, self._roster, self._policy, timeout, self._look_for_failure)
         self._members.append(member)
         return member
 
+    async def _room(self) -> Seat:
+        """Room for one more, which those that are leaving may have until they have ended. Raises PlatformError."""
+        while True:
+            try:
+                return await self._launcher.seat()
+            except PlatformError:
+                if not self._leaving:
+                    raise
+            await asyncio.wait(set(self._leaving), return_when=asyncio.FIRST_COMPLETED)
+
     def _leave(self, member: Member) -> None:
+        member.leave()
         task = asyncio.create_task(self._retire(member))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+        task.add_done_callback(_tell_fault)
 
     async def _retire(self, member: Member) -> None:
         await member.retire(self._drain_timeout)
@@ -142,24 +158,30 @@ class ReplicaSet:
 
     def _refuse_during_update(self) -> None:
         if self._updating is not None and not self._updating.done():
-            raise InvalidRequest("an update of all replicas runs: wait until it has ended")
+            raise UpdateRunning("an update of all replicas runs: wait until it has ended")
 
     async def _replace_all(self, path: Path, old: Sequence[Member], progress: dict[str, Any]) -> None:
         """Start a new replica, then end an old one, one after another. If a new one cannot be started, the rest
         stays."""
         before, self._path = self._path, path
-        for one in old:
-            new = self._add()
-            try:
+        new: Member | None = None
+        try:
+            for one in old:
+                new = self._add()
                 await new.until_ready()
-            except HeadraceError as error:
-                self._path = before
-                progress.update(state="failed", error=str(error))
-                _log.error("the update has ended with %d of %d replicas: %s", progress["done"], len(old), error)
+                new = None
+                await self._retire(one)
+                progress["done"] += 1
+        except Exception as error:
+            self._path = before
+            progress.update(state="failed", error=str(error) or type(error).__name__)
+            # An error that is none of ours is a fault, and its place is told, too.
+            fault = None if isinstance(error, HeadraceError) else error
+            done = progress["done"]
+            _log.error("the update has ended with %d of %d replicas: %s", done, len(old), error, exc_info=fault)
+            if new is not None:
                 await self._retire(new)
-                return
-            await self._retire(one)
-            progress["done"] += 1
+            return
         progress["state"] = "done"
         _log.warning("all %d replicas were replaced", len(old))
 
@@ -174,8 +196,9 @@ class ReplicaSet:
             staying = self._staying()
             failed = sum(one.phase == "failed" for one in staying)
             replicas = [one.replica for one in staying if one.replica is not None]
-            ready = sum(one.usable for one in replicas)
-            seen = observe(replicas, len(staying) - failed - ready, time.monotonic())
+            ready = sum(one.usable for one in staying)
+            coming = sum(one.phase in ("starting", "waiting") and not one.usable for one in staying)
+            seen = observe(replicas, coming, time.monotonic(), len(staying) - failed - ready - coming)
             engines, why, memory = decide(self._targets, seen, memory)
             wanted = min(engines + failed, self._settings.most)
             if wanted != len(staying) and why:
@@ -183,7 +206,14 @@ class ReplicaSet:
                 self.scale(wanted)
 
 
+def _tell_fault(task: asyncio.Task[None]) -> None:
+    """A task has ended, by design or by a fault of ours, which should not pass for a quiet end."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.error("a change of the number of replicas has ended", exc_info=error)
+
+
 def _worth(member: Member) -> tuple[bool, int, int]:
     """The first are the first to go: those that do not work, then those with the least to do, the newest first."""
     replica = member.replica
-    return (replica is not None and replica.usable, 0 if replica is None else replica.load.tickets, -member.number)
+    return (member.usable, 0 if replica is None else replica.load.tickets, -member.number)

@@ -21,9 +21,10 @@ class RestartPolicy(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """One run of an engine, from its start to its end."""
+    """One run of an engine."""
 
     seconds: float
+    """Of service: from when it was ready to its end, or to its last answer before it."""
     ready: bool
     """It was ready for requests at some time."""
     final: bool = False

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.client.api import ModelInfo
-from headrace.errors import CheckpointError, HeadraceError, PluginError, UserError
+from headrace.errors import CheckpointError, HeadraceError, NoRoom, PluginError, UserError
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
@@ -130,5 +130,6 @@ class ServedModel:
         attempts = 1 if self.failed is None else self.failed.attempts + 1
         delay = min(_MOST_DELAY, _FIRST_DELAY * 2.0 ** (attempts - 1))
         what = str(error) if isinstance(error, (HeadraceError, HttpError)) else f"{type(error).__name__}: {error}"
-        self.failed = FailedLoad(what, attempts, time.monotonic() + delay, isinstance(error, _LASTING))
+        lasting = isinstance(error, _LASTING) and not isinstance(error, NoRoom)
+        self.failed = FailedLoad(what, attempts, time.monotonic() + delay, lasting)
         return self.failed

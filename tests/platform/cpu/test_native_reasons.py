@@ -61,6 +61,8 @@ def test_attention_multiplies_and_adds_where_dot_products_are_slow(isa: str) -> 
 
     assert kernels(True, **found).kernel("attention") == address["hr_attention_v4"]
     assert kernels(False, **found).kernel("attention") == address["hr_attention_v4bf16"]
+    # Cached blocks of one kind of processor are not taken by the other.
+    assert (kernels(True, **found).without_dot, kernels(False, **found).without_dot) == (("attention",), ())
     assert kernels(True, **found).kernel("linear") == address["hr_linear_v4bf16"]
     del found["hr_attention_v4"]
     assert kernels(True, **found).kernel("attention") == address["hr_attention_v4bf16"]

@@ -22,11 +22,11 @@ def test_a_fault_while_a_result_is_taken_in(
     calls = [0]
     intact = outcome.token_logprobs
 
-    def broken(result: StepResult, row: int, token: int, count: int) -> TokenLogprobs:
+    def broken(result: StepResult, row: int, token: int, count: int, names: tuple[int, ...] = ()) -> TokenLogprobs:
         calls[0] += 1
         if calls[0] == 3:
             raise ZeroDivisionError("planted")
-        return intact(result, row, token, count)
+        return intact(result, row, token, count, names)
 
     monkeypatch.setattr(outcome, "token_logprobs", broken)
     driver = Driver(depth=depth)

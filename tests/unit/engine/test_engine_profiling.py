@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.profiler
 
 from headrace.client.profile_calls import ProfileCalls
 from headrace.engine.profiling import ProfileReport, StepProfiler
@@ -121,3 +122,56 @@ def test_each_call_gets_its_own_answer() -> None:
             await lost
 
     asyncio.run(main())
+
+
+class Broken:
+    """A profile of torch that fails."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+
+    def __call__(self, **options: Any) -> Broken:
+        return self
+
+    def start(self) -> None:
+        self._fail("start")
+
+    def stop(self) -> None:
+        self._fail("stop")
+
+    def _fail(self, where: str) -> None:
+        if where == self._at:
+            raise RuntimeError(f"no {where}")
+
+
+def test_a_profile_that_does_not_begin_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiler = StepProfiler()
+    with monkeypatch.context() as planted:
+        planted.setattr(torch.profiler, "profile", Broken("start"))
+        with pytest.raises(RuntimeError, match="no start"):
+            profiler.start(tmp_path, 1)
+    step(profiler)
+    profiler.start(tmp_path, 1)
+    step(profiler)
+    assert isinstance(stopped(profiler), ProfileReport)
+
+
+def test_a_profile_that_does_not_end_fails_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiler = StepProfiler()
+    monkeypatch.setattr(torch.profiler, "profile", Broken("stop"))
+    profiler.start(tmp_path, 1)
+    step(profiler)
+    found = stopped(profiler)
+    assert isinstance(found, ConfigError)
+    assert "no stop" in str(found)
+
+
+def test_two_profiles_have_files_of_their_own(tmp_path: Path) -> None:
+    profiler, files = StepProfiler(), set()
+    for _ in range(2):
+        profiler.start(tmp_path, 1)
+        step(profiler)
+        report = stopped(profiler)
+        assert isinstance(report, ProfileReport)
+        files.add(report.file)
+    assert len(files) == len(list(tmp_path.iterdir())) == 2

@@ -49,6 +49,8 @@ class FakeSeat:
 
     async def start(self, path: Path) -> FakeEngine:
         launcher = self._launcher
+        if launcher.refuse is not None:
+            raise launcher.refuse
         stub = launcher.make(len(launcher.engines), path)
         await stub.start()
         engine = FakeEngine(len(launcher.engines), path, stub)
@@ -68,6 +70,8 @@ class FakeLauncher:
         """`make`: the stub for a run, by its number and path."""
         self.make = make or (lambda number, path: Stub())
         self.most, self.seats, self.closed = most, 0, False
+        self.refuse: Exception | None = None
+        """What a start raises."""
         self.engines: list[FakeEngine] = []
         """All runs, in the order of their starts."""
 

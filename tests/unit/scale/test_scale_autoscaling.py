@@ -51,6 +51,13 @@ SHORT, IDLE, NEW = Memory(short_since=96.0), Memory(idle_since=30.0), Memory()
         (Seen(100, ready=4, running=1, slots=32, waiting=1), IDLE, 4),
         (Seen(100, ready=4, running=1, slots=32, ttft=1.1), IDLE, 4),
         (Seen(100, ready=3, coming=1, running=1, slots=32), IDLE, 4),
+        # Engines that take no requests are there, and do no work: their part of the load needs others.
+        (Seen(100, ready=1, away=1, waiting=8), SHORT, 3),
+        (Seen(100, ready=1, away=1, waiting=100), SHORT, 3),
+        (Seen(100, ready=1, away=1, waiting=3, ttft=2.5), SHORT, 3),
+        (Seen(100, ready=3, away=1, running=10, slots=32), IDLE, 3),
+        (Seen(100, ready=0, away=1), NEW, 1),
+        (Seen(100, ready=0, away=2), IDLE, 2),
         # Slots that are not known hold nothing.
         (Seen(100, ready=4, running=1), IDLE, 4),
     ],
@@ -58,7 +65,7 @@ SHORT, IDLE, NEW = Memory(short_since=96.0), Memory(idle_since=30.0), Memory()
 def test_the_number_of_engines(seen: Seen, memory: Memory, count: int) -> None:
     decision = decide(TARGETS, seen, memory)
     assert decision.engines == count
-    assert bool(decision.why) == (count != seen.ready + seen.coming)
+    assert bool(decision.why) == (count != seen.ready + seen.coming + seen.away)
 
 
 def test_what_is_remembered() -> None:

@@ -47,7 +47,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> ray_fake.FakeRay:
 async def running(ray: Any, path: str = "model", **scale: Any) -> AsyncIterator[tuple[ReplicaSet, Fleet]]:
     settings = config(**scale)
     roster = Roster(Fleet([]), WatchTimes(0.01, 1.0), {})
-    group = ReplicaSet(RayLauncher(ray, settings, COMMAND), Path(path), settings.scale, 5.0, QUICK)
+    group = ReplicaSet(RayLauncher(ray, settings, Path("model"), COMMAND), Path(path), settings.scale, 5.0, QUICK)
     await group.start(roster)
     try:
         yield group, roster.fleet
@@ -87,7 +87,7 @@ def test_engines_of_this_machine_alone_listen_on_its_loopback(
     async def check() -> None:
         for address, host in (("local", "127.0.0.1"), ("auto", "127.0.0.2")):
             settings = config().model_copy(update={"scale": ScaleConfig(ray_address=address)})
-            seat = await RayLauncher(ray, settings, COMMAND).seat()
+            seat = await RayLauncher(ray, settings, Path("model"), COMMAND).seat()
             engine = await seat.start(Path("model"))
             assert engine.url.startswith(f"http://{host}:")
             await engine.kill()
@@ -146,9 +146,43 @@ def test_an_update_needs_room_and_gives_it_back(ray: ray_fake.FakeRay) -> None:
     run(check())
 
 
+def test_the_name_of_the_model_stands_for_its_first_files_alone(
+    ray: ray_fake.FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[tuple[str, str]] = []
+    start = ray_host.RayHost.start
+
+    async def noted(host: ray_host.RayHost, version: str, path: str, name: str, *rest: Any) -> dict[str, Any]:
+        names.append((path, name))
+        return await start(host, version, path, name, *rest)
+
+    monkeypatch.setattr(ray_host.RayHost, "start", noted)
+
+    async def check() -> None:
+        async with running(ray, replicas=1) as (group, fleet):
+            await until(lambda: ready(fleet) == 1)
+            group.update("newer")
+            await until(lambda: group.summary()["update"]["state"] == "done")
+        assert names == [("model", Config().model.model), ("newer", "")]
+
+    run(check())
+
+
+def test_the_port_of_an_engine_is_held_until_it_has_ended(ray: ray_fake.FakeRay) -> None:
+    async def check() -> None:
+        async with running(ray, replicas=1) as (_, fleet):
+            await until(lambda: ready(fleet) == 1)
+            held = ray.actors[0].held._reserved
+            assert held._socket.fileno() >= 0
+            ray.actors[0].held._child._signal(9)
+            await until(lambda: held._socket.fileno() < 0)
+
+    run(check())
+
+
 def test_actors_that_cannot_start(ray: ray_fake.FakeRay) -> None:
     async def check() -> None:
-        launcher = RayLauncher(ray, config(replicas=2), COMMAND)
+        launcher = RayLauncher(ray, config(replicas=2), Path("model"), COMMAND)
         seat = await launcher.seat()
         ray.refuse = True
         with pytest.raises(PlatformError, match="could not start an engine's actor: no worker could be started"):
@@ -176,7 +210,7 @@ def test_nodes_with_another_version_are_refused(ray: ray_fake.FakeRay, monkeypat
     monkeypatch.setattr(ray_host, "__version__", "0.0.9")
 
     async def check() -> None:
-        seat = await RayLauncher(ray, config(replicas=1), COMMAND).seat()
+        seat = await RayLauncher(ray, config(replicas=1), Path("model"), COMMAND).seat()
         with pytest.raises(ConfigError, match=r"has Headrace 0\.0\.9 and the router .*: install the same"):
             await seat.start(Path("model"))
 

@@ -210,7 +210,8 @@ def test_more_and_fewer_while_requests_come(monkeypatch: pytest.MonkeyPatch) -> 
             assert reply.json()["wanted"] == 4
             await until(lambda: it.ready == 4)
             await until(lambda: all(one.stub.posts for one in it.running))
-            assert (await it.http.post("/v1/router/scale", json={"replicas": 1})).status_code == 200
+            reply = await it.http.post("/v1/router/scale", json={"replicas": 1})
+            assert (reply.status_code, reply.json()["wanted"]) == (200, 1)
             await until(lambda: len(it.running) == 1)
             assert it.ready == 1
             assert all(one.stopped for one in launcher.engines if one not in it.running)
@@ -239,7 +240,9 @@ def test_an_update_has_the_new_before_the_old_and_loses_nothing() -> None:
             reply = await it.http.post("/v1/router/update", json={"path": "newer"})
             assert (reply.status_code, reply.json()["update"]["state"]) == (202, "running")
             again = await it.http.post("/v1/router/update", json={})
-            assert (again.status_code, "wait until it has ended" in again.text) == (400, True)
+            assert (again.status_code, again.json()["error"]["code"]) == (409, "update_running")
+            again = await it.http.post("/v1/router/scale", json={"replicas": 2})
+            assert (again.status_code, "wait until it has ended" in again.text) == (409, True)
             with pytest.raises(InvalidRequest, match="an update of all replicas runs"):
                 it.group.scale(2)
             await until(lambda: it.group.summary()["update"]["state"] == "done")

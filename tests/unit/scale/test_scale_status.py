@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from route_harness import routed, until
-from stub_engine import Stub
+from stub_engine import Stub, _Connection
 from test_route_relay import run
 
 from headrace.cli.main import main
@@ -75,3 +76,28 @@ def test_no_answer_and_a_wrong_key_are_named(capsys: pytest.CaptureFixture[str])
             assert (await status(capsys, url, "--api-key", "right"))[0] == 0
 
     run(check())
+
+
+def test_a_server_may_listen_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        stub, file = Stub(), tmp_path / "s"
+        server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(stub), str(file))
+        try:
+            code, out, _ = await status(capsys, f"unix:{file}")
+            assert (code, out.splitlines()[1].split()) == (0, ["0", "ready", "tiny", f"unix:{file}"])
+        finally:
+            server.close()
+        code, _, err = await status(capsys, f"unix:{tmp_path}/none")
+        assert (code, f"error: no answer from unix:{tmp_path}/none" in err) == (2, True)
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("url", "why"), [("unix:", "unix:: give the file"), ("ftp://x", "ftp://x: give it as http://HOST:PORT")]
+)
+def test_addresses_that_are_none_are_named(url: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", url]) == 2
+    shown = capsys.readouterr().err
+    assert why in shown
+    assert "--url" not in shown

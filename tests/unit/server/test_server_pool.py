@@ -11,7 +11,7 @@ import pytest
 from pool_fakes import SIZE, FakeEngines, plan, pool_server, until
 
 from headrace.config import Config
-from headrace.errors import CheckpointError, ConfigError, EngineDead, OutOfMemory, UnsupportedModel
+from headrace.errors import CheckpointError, ConfigError, EngineDead, NoRoom, OutOfMemory, UnsupportedModel
 from headrace.keys.key_ring import ANYONE
 from headrace.server import served_model
 from headrace.server.internal_call import call_route, passes
@@ -267,6 +267,7 @@ def test_a_load_that_fails_is_a_503_and_is_tried_again_with_growing_delays(monke
         (UnsupportedModel("no such layer"), True),
         (ConfigError("no such dtype"), True),
         (OutOfMemory("no room"), False),
+        (NoRoom("no room for the cache now"), False),
         (EngineDead("it died"), False),
     ],
     ids=lambda value: type(value).__name__,

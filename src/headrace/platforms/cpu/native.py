@@ -46,10 +46,7 @@ class Library:
 
     def kernel(self, name: str) -> int:
         """Address of a kernel. Raises PlatformError if the library has none of that name."""
-        symbol = f"hr_{name}_{self.isa}"
-        faster = f"hr_{name}_{_WITHOUT_DOT.get((name, self.isa))}"
-        if hasattr(self.functions, faster) and self.functions.hr_cpu_has(_SLOW_DOT):
-            symbol = faster
+        symbol = f"hr_{name}_{self._faster(name) or self.isa}"
         if not hasattr(self.functions, symbol):
             symbol = f"hr_{name}_{_UNDER.get(self.isa, self.isa)}"
         try:
@@ -58,6 +55,17 @@ class Library:
             raise PlatformError(f"{self.path} has no {symbol}: it was built from other sources; {REMEDY}") from None
         assert found is not None
         return found
+
+    @property
+    def without_dot(self) -> tuple[str, ...]:
+        """Kernels that this processor takes from another instruction set, which compute other bits."""
+        return tuple(name for name, isa in _WITHOUT_DOT if isa == self.isa and self._faster(name))
+
+    def _faster(self, name: str) -> str | None:
+        """The instruction set whose kernel is taken in the place of the own one."""
+        isa = _WITHOUT_DOT.get((name, self.isa))
+        found = hasattr(self.functions, f"hr_{name}_{isa}") and self.functions.hr_cpu_has(_SLOW_DOT)
+        return isa if found else None
 
 
 def find() -> Path | None:

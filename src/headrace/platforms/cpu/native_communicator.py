@@ -20,7 +20,7 @@ from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.cpu.native_team import allowed_cores
 from headrace.platforms.cpu.rest_communicator import RestCommunicator
-from headrace.platforms.cpu.shm_communicator import attach
+from headrace.platforms.cpu.shm_communicator import WORK, attach
 from headrace.platforms.interface import Tensor
 from headrace.platforms.torch_communicator import TorchCommunicator, World, blocks
 
@@ -45,6 +45,10 @@ class NativeSegment:
         self.args = SegmentArgs(
             ctypes.addressof(self._start), SLOT, int(timeout * 1e9), _SPIN_NS if spin else 0, rank, size
         )
+
+    def wait_for_work(self) -> None:
+        """From now on ranks wait for what others compute, and not only for their arrival."""
+        self.args.timeout_ns = max(self.args.timeout_ns, int(WORK * 1e9))
 
     @staticmethod
     def bytes(size: int) -> int:
@@ -103,10 +107,12 @@ class NativeCommunicator(RestCommunicator):
 
     def send_rows(self, x: Tensor) -> None:
         """See `interface.PassesRows`."""
+        self._segment.wait_for_work()
         self.all_gather(x, 0)
 
     def receive_rows(self, like: Tensor, width: int) -> Tensor:
         """See `interface.PassesRows`. All rows of the first rank stand before those of this one, which mean nothing."""
+        self._segment.wait_for_work()
         launcher, rows = self._owner.launcher, self._owner.launcher.rows(like)
         both = self.all_gather(launcher.empty(rows, (len(like), width)), 0)
         with launcher.own():

@@ -116,6 +116,11 @@ class NativeDevice(TorchDevice):
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}
 
+    @property
+    def chip(self) -> str:
+        """See `interface.NamesChip`."""
+        return " ".join(f"{name} without dot products" for name in self.team.library.without_dot)
+
     def put(self, array: npt.NDArray[Any]) -> Tensor:
         self._check_open()
         return torch.from_numpy(array.copy())

@@ -25,11 +25,13 @@ from headrace.platforms.cpu.rest_communicator import RestCommunicator
 from headrace.platforms.interface import Communicator, Tensor
 from headrace.platforms.torch_communicator import World, blocks
 
-__all__ = ["ShmCommunicator", "ShmSegment", "attach", "connect"]
+__all__ = ["WORK", "ShmCommunicator", "ShmSegment", "attach", "connect"]
 
 _log = logging.getLogger(__name__)
 _SLOT = 1 << 20
 """Bytes of one slot; larger data is sent in parts."""
+WORK = 3600.0
+"""Seconds that a stage of a pipeline may compute for the next one. A rank that has ended is noticed at once."""
 _LINE = 64
 """Bytes of a cache line: every counter has a separate one, so that ranks don't slow each other down."""
 _SPINS = 200
@@ -48,6 +50,10 @@ class ShmSegment:
         self._lines = memoryview(memory)[: size * _LINE].cast("q")
         self._exchanges = 0
         self._views: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+
+    def wait_for_work(self) -> None:
+        """From now on ranks wait for what others compute, and not only for their arrival."""
+        self._timeout = max(self._timeout, WORK)
 
     @staticmethod
     def bytes(size: int) -> int:
@@ -141,10 +147,12 @@ class ShmCommunicator(RestCommunicator):
 
     def send_rows(self, x: Tensor) -> None:
         """See `interface.PassesRows`."""
+        self._segment.wait_for_work()
         self.all_gather(x, 0)
 
     def receive_rows(self, like: Tensor, width: int) -> Tensor:
         """See `interface.PassesRows`."""
+        self._segment.wait_for_work()
         return self.all_gather(torch.empty(len(like), width), 0)[: len(like)]
 
     def all_to_all(self, x: Tensor, dim: int) -> Tensor:

@@ -31,6 +31,15 @@ from headrace.kernels.widen_logits.reference import widen_logits
 
 __all__ = ["XlaOperator", "operators"]
 
+# fmt: off
+_PLAIN: tuple[Callable[..., Any], ...] = (
+    accept, add_rms_norm, attention, block_conv, gated_activation, gather_blocks, load_features, named_logprobs,
+    ngram, place, resolve_tokens, rms_norm, rotary_cache, sample, scatter_blocks, store_features, take_rows,
+    widen_logits,
+)
+"""Those that know no dtype, each by the name of its operator."""
+# fmt: on
+
 
 class XlaOperator:
     """A callable with the operator's arguments, its `tag` for `doctor`, and `pack` if it prepares weights."""
@@ -50,27 +59,10 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
     chosen = None if dtype is None else getattr(torch, dtype)
     pack = partial(dense.pack, dtype=chosen)
     table = {
-        "resolve_tokens": XlaOperator("xla", resolve_tokens),
+        **{function.__name__: XlaOperator("xla", function) for function in _PLAIN},
         "embedding": XlaOperator("xla", partial(dense.embedding, dtype=chosen)),
-        "rms_norm": XlaOperator("xla", rms_norm),
-        "add_rms_norm": XlaOperator("xla", add_rms_norm),
         "linear": XlaOperator("xla", partial(dense.linear, dtype=chosen), pack),
-        "rotary_cache": XlaOperator("xla", rotary_cache),
-        "attention": XlaOperator("xla", attention),
-        "gated_activation": XlaOperator("xla", gated_activation),
         "logits": XlaOperator("xla", partial(dense.logits, dtype=chosen), pack),
-        "sample": XlaOperator("xla", sample),
-        "store_features": XlaOperator("xla", store_features),
-        "load_features": XlaOperator("xla", load_features),
-        "take_rows": XlaOperator("xla", take_rows),
-        "widen_logits": XlaOperator("xla", widen_logits),
-        "block_conv": XlaOperator("xla", block_conv),
-        "gather_blocks": XlaOperator("xla", gather_blocks),
-        "scatter_blocks": XlaOperator("xla", scatter_blocks),
-        "named_logprobs": XlaOperator("xla", named_logprobs),
-        "ngram": XlaOperator("xla", ngram),
-        "place": XlaOperator("xla", place),
-        "accept": XlaOperator("xla", accept),
     }
     if kernels == "xla":
         return table
