@@ -44,13 +44,17 @@ class _Reader:
     def __init__(self) -> None:
         self.waiting: deque[CacheContents | CacheChanged] = deque()
         self.came = asyncio.Event()
+        self._begun = False
+        """The contents have come: changes before them, which other readers get, are part of them."""
         self.late = False
         """Events were dropped: nothing is of use before the contents come again."""
 
     def take(self, event: CacheContents | CacheChanged) -> None:
         if isinstance(event, CacheContents):
             self.waiting.clear()
-            self.late = False
+            self._begun, self.late = True, False
+        elif not self._begun:
+            return
         elif len(self.waiting) >= _MOST_WAITING:
             self.waiting.clear()
             self.late = True

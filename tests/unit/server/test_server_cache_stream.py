@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from headrace.engine.stats import EngineStats
-from headrace.engine.wire import CacheBatch, CacheChanged
+from headrace.engine.wire import CacheBatch, CacheChanged, CacheContents, CacheSnapshot
 from headrace.server import cache_stream
 from headrace.types import SchedulerStats
 
 BATCH: Any = CacheChanged(CacheBatch(5, 1, ()))
+CONTENTS: Any = CacheContents(CacheSnapshot(5, 1, []))
 
 
 class Client:
-    """Its cache changes as fast as the changes are read."""
+    """Its cache changes as fast as the changes are read. Others read it already."""
+
+    info = SimpleNamespace(path="/m", layout_id=b"", block_size=4, max_model_len=8, max_num_seqs=1)
 
     def __init__(self, changes: bool) -> None:
         self.cache_feed = self
@@ -25,6 +29,8 @@ class Client:
 
     def open(self, take: Any) -> None:
         self.take = take
+        take(BATCH)
+        take(CONTENTS)
         self.change()
 
     def close(self, take: Any) -> None:
@@ -39,7 +45,7 @@ class Client:
 
 
 class Engine:
-    draining = False
+    draining, model = False, "m"
 
     def __init__(self, changes: bool) -> None:
         self.client = Client(changes)
@@ -52,6 +58,7 @@ def test_the_load_is_reported_whatever_the_cache_does(changes: bool, monkeypatch
 
     async def check() -> None:
         events = cache_stream._events(engine)
+        assert (await anext(events)).startswith(b"event: contents"), "what came before is part of it"
         for _ in range(20_000):
             event = await anext(events)
             if event.startswith(b"event: load"):
