@@ -124,18 +124,23 @@ def test_two_ranks_answer_as_one_and_the_exit_of_one_is_reported(model: Path, mo
         async with started(parallel(model, 2)) as two:
             (rank,) = followers()
             assert await answers(two) == wanted
-            rank.suspend()  # so that the step is under way, and waits, when the rank dies
-            waiting = asyncio.create_task(end_of(two))
-            await asyncio.sleep(0.2)
-            assert not waiting.done()
-            rank.kill()
-            with pytest.raises(EngineDead, match=r"rank 1 was killed by signal 9"):
-                await waiting
-            with pytest.raises(EngineDead, match="rank 1"):
-                await end_of(two)
+            await killed(two, rank)
         assert followers() == []
 
     asyncio.run(run())
+
+
+async def killed(client: InProcessClient, rank: psutil.Process) -> None:
+    """Kill the only follower during a step: what waits and what comes then are told."""
+    rank.suspend()  # so that steps are under way, and wait, when the rank dies
+    waiting = asyncio.create_task(end_of(client))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    rank.kill()
+    with pytest.raises(EngineDead, match=r"rank 1 was killed by signal 9"):
+        await waiting
+    with pytest.raises(EngineDead, match="rank 1"):
+        await end_of(client)
 
 
 def refused(config: Config) -> HeadraceError:

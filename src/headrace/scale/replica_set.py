@@ -156,8 +156,11 @@ class ReplicaSet:
         for one in failed[-1:]:
             _log.log(level, "replica %d is not started any more: %s", one.number, one.why)
 
+    def _is_updating(self) -> bool:
+        return self._updating is not None and not self._updating.done()
+
     def _refuse_during_update(self) -> None:
-        if self._updating is not None and not self._updating.done():
+        if self._is_updating():
             raise UpdateRunning("an update of all replicas runs: wait until it has ended")
 
     async def _replace_all(self, path: Path, old: Sequence[Member], progress: dict[str, Any]) -> None:
@@ -190,7 +193,7 @@ class ReplicaSet:
         memory = Memory()
         while True:
             await asyncio.sleep(_EVERY)
-            if self._updating is not None and not self._updating.done():
+            if self._is_updating():
                 memory = Memory()
                 continue
             staying = self._staying()

@@ -161,7 +161,5 @@ def connect(
             f"cpu: {size} ranks don't share memory: start them on one machine and in one container with "
             f"{NativeSegment.bytes(size)} bytes of /dev/shm, or set HEADRACE_NATIVE=0 for collectives over the network"
         )
-    # A rank of a pipeline waits for those before it, one after another.
-    timeout = world.timeout * (1 + min(group))
-    segment = NativeSegment(memory, rank, size, timeout, spin=size * threads <= len(allowed_cores()))
+    segment = NativeSegment(memory, rank, size, world.timeout, spin=size * threads <= len(allowed_cores()))
     return NativeCommunicator(segment, owner, lambda: world.communicator(group, "gloo"), check)
