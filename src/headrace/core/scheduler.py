@@ -18,7 +18,8 @@ from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.open_sequences import OpenSequences
 from headrace.core.outcome import about_prompt, append, append_forced, emit, merged, scheduler_stats, score_prompt
-from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, build, complete
+from headrace.core.placed_plans import Plans
+from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, complete
 from headrace.core.prefill import Prefill
 from headrace.core.radix import RadixTree
 from headrace.core.running import RunningSequences
@@ -47,6 +48,7 @@ class Scheduler:
         slots = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._cache = KVCache(config.num_blocks, config.block_size, slots, config.max_model_len, config.prefix_caching)
         self._slots = Slots(slots)
+        self._plans = Plans(self._slots, self._cache.table, config.block_size)
         self._waiting = WaitingQueue()
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
@@ -61,12 +63,10 @@ class Scheduler:
         self._in_flight: deque[int] = deque()
         self._now = 0.0
         """Of the last step."""
-        self._launched = 0
-        self._committed = 0
         self._outbox: list[Delta] = []
         self.broken: dict[str, list[int]] = {}
         """Known tokens of ended sequences whose logits were not finite, until the engine reads them."""
-        self._arrivals = self._preemptions = 0
+        self._arrivals = self._preemptions = self._launched = self._committed = 0
 
     # Requests
 
@@ -146,7 +146,7 @@ class Scheduler:
             self._verification.plan(step, decodes, held, chunks)
         if not (chunks or len(decodes) or self._fetches.due()):
             return None
-        plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
+        plan = self._plans.build(step, decodes, chunks, extras)
         self._fetches.take(plan)
         self._running.advance(decodes, chunks)
         self._launched = step
@@ -322,7 +322,7 @@ class Scheduler:
         if followed and seq.slot >= 0:
             self._running.prefill_known(seq)
         if self._verification is not None and (tokens or followed):
-            self._verification.extend(seq, tokens + followed)
+            self._verification.extend(seq, tokens + followed, now=not tokens)
 
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
         seq = chunk.seq
