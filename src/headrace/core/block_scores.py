@@ -43,16 +43,18 @@ class BlockScores:
         self._size, self._most = block_size, most_bytes
         self._blocks: OrderedDict[int, _Entries] = OrderedDict()
         """The block that was used longest ago is the first."""
+        self._due: dict[int, tuple[int, int]] = {}
+        """Block → the step that brings all of its scores, and their alternatives."""
         self.used = 0
         """Bytes."""
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+    def __bool__(self) -> bool:
+        return bool(self._blocks or self._due)
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks with a score."""
-        return [*self._blocks]
+        """The blocks with a score, or with one that is due."""
+        return [*{**self._blocks, **self._due}]
 
     def reach(self, block: int, start: int, stop: int, count: int) -> int:
         """The first offset from `start` on whose score is not stored with `count` alternatives; `stop` if all are."""
@@ -91,6 +93,15 @@ class BlockScores:
         while self.used > self._most:
             self.drop([next(iter(self._blocks))])
 
+    def expect(self, block: int, step: int, count: int) -> None:
+        """`step`, which is about to be launched, brings the last scores of a block."""
+        self._due[block] = step, count
+
+    def due(self, block: int, count: int) -> int:
+        """The step whose commit brings all scores of a block with `count` alternatives, which may be over; 0: none."""
+        step, alternatives = self._due.get(block, (0, 0))
+        return step if alternatives >= count else 0
+
     def move(self, block: int, other: int) -> None:
         """Another block begins with the tokens of `block`, which is about to leave the tree."""
         entries = self._blocks.pop(block, None)
@@ -100,6 +111,7 @@ class BlockScores:
     def drop(self, blocks: Iterable[int]) -> None:
         """These blocks have left the tree."""
         for block in blocks:
+            self._due.pop(block, None)
             entries = self._blocks.pop(block, None)
             if entries is not None:
                 self.used -= _PER_BLOCK + _PER_TOKEN * self._size + sum(map(len, entries.packed))

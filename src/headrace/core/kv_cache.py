@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from headrace.core.block_names import BlockNames
 from headrace.core.block_pool import BlockPool, blocks_for
-from headrace.core.prompt_scores import NO_SCORES, StoredScores, find_scores, keep_scores, take_scores
+from headrace.core.prompt_scores import (
+    NO_SCORES,
+    StoredScores,
+    expect_scores,
+    find_scores,
+    keep_scores,
+    scores_due,
+    take_scores,
+)
 from headrace.core.radix import PrefixMatch, RadixNode, RadixTree
 from headrace.core.sequence import Sequence
 
@@ -122,6 +130,15 @@ class KVCache:
             self.grow(seq)
         return computed
 
+    def awaited(self, seq: Sequence) -> int:
+        """The step that brings scores of the prompt which a waiting sequence had better wait for; 0: none."""
+        return scores_due(seq, self.tree) if self.caching and seq.wants_scores else 0
+
+    def expect(self, seq: Sequence, step: int) -> None:
+        """`step`, which is being planned, computes a chunk of a sequence, whose blocks are published."""
+        if self.caching:
+            expect_scores(seq, self.tree, step)
+
     def reuse_cached(self, seq: Sequence, computed: int) -> int:
         """Replace own blocks of a sequence by blocks that others have inserted in the tree since it was attached.
 
@@ -196,7 +213,7 @@ class KVCache:
         self.pool.release(mine)
         self.tree.unlock(seq.node)
         row[: seq.blocks] = 0
-        seq.slot, seq.node, seq.shared, seq.blocks, seq.filled, seq.stored = -1, None, 0, 0, 0, 0
+        seq.slot, seq.node, seq.shared, seq.blocks, seq.filled, seq.stored, seq.expected = -1, None, 0, 0, 0, 0, 0
 
     def allocate(self) -> int:
         """Take a free block; if there is none, one that only the tree uses. One must be available."""

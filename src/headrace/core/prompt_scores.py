@@ -3,6 +3,9 @@
 A sequence that asks for the logprobs of its prompt needs the row before each token. If the tree has the tokens and
 their scores, the rows need not be computed: the prefix that may come from the cache ends before the row of the first
 token without a score. All other rows are computed, and bring the same bits as those that were stored.
+
+Requests that score one long text at the same time, each with another ending, would all compute it. So a sequence that
+waits does not begin while launched steps bring many of the scores that it needs.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from typing import NamedTuple
 from headrace.core.radix import RadixTree
 from headrace.core.sequence import Sequence
 
-__all__ = ["NO_SCORES", "StoredScores", "find_scores", "keep_scores", "take_scores"]
+__all__ = ["NO_SCORES", "StoredScores", "expect_scores", "find_scores", "keep_scores", "scores_due", "take_scores"]
+
+_WORTH = 64
+"""Tokens whose rows take longer to compute than launched steps to end."""
 
 
 class StoredScores(NamedTuple):
@@ -31,7 +37,7 @@ NO_SCORES = StoredScores(0, [])
 def find_scores(seq: Sequence, tree: RadixTree) -> StoredScores:
     """The scores that a sequence needs next, as far as they are stored one behind the other."""
     root = tree.find(seq.namespace)
-    if root is None or not seq.wants_scores or not len(tree.scores):
+    if root is None or not seq.wants_scores or not tree.scores:
         return NO_SCORES
     size, count = tree.block_size, seq.params.prompt_logprobs or 0
     keys = seq.block_keys(size)
@@ -80,3 +86,28 @@ def keep_scores(seq: Sequence, tree: RadixTree, blocks: Mapping[int, int], end: 
         if score is not None:
             tree.scores.keep(blocks[at // size], at % size, score)
     seq.stored = max(seq.stored, end)
+
+
+def expect_scores(seq: Sequence, tree: RadixTree, step: int) -> None:
+    """Note that `step`, which is being planned, brings the scores of a sequence that it lacks up to `seq.scored`."""
+    root = tree.find(seq.namespace)
+    if root is None or seq.prompt_logprobs is None:
+        return
+    size, start = tree.block_size, seq.params.prompt_logprobs_start
+    first = max(seq.expected, -(-start // size) if start > 1 else 0)
+    match = tree.match_prefix(root, seq.block_keys(size), 0, min(seq.scored + 1, seq.prompt_len) // size)
+    for block in tree.path(match)[first:]:
+        tree.scores.expect(block, step, seq.params.prompt_logprobs or 0)
+    seq.expected = max(seq.expected, match.depth)
+
+
+def scores_due(seq: Sequence, tree: RadixTree) -> int:
+    """The step whose commit brings scores that a waiting sequence needs next, if they are many; 0: it need not wait."""
+    found, size = find_scores(seq, tree), tree.block_size
+    at, last = found.end, 0
+    while (index := at // size) < len(found.blocks):
+        step = tree.scores.due(found.blocks[index], seq.params.prompt_logprobs or 0)
+        if not step:
+            break
+        last, at = max(last, step), (index + 1) * size
+    return last if at - found.end >= _WORTH else 0

@@ -90,7 +90,8 @@ class Sequence:
     epoch: int = 0
     """Increases when results in flight become invalid."""
     hold: int = -1
-    """After a preemption: the step that must be committed before the sequence may run again."""
+    """The step that must be committed before the sequence may run: after a preemption the last launched one, or one
+    that brings scores which it needs."""
 
     cached: int = -1
     """Prompt tokens found in the cache when first scheduled; -1 before that."""
@@ -105,6 +106,8 @@ class Sequence:
     """One for each token of the prompt, None until it is known."""
     stored: int = 0
     """The number of prompt tokens whose scores, if known, are beside the blocks that it uses."""
+    expected: int = 0
+    """The number of blocks whose scores launched steps bring."""
     pool: Pool | None = None
     """The pooled hidden states, if they are the answer."""
     rivals: list[float] | None = None

@@ -80,7 +80,8 @@ def test_scores_from_a_start_serve_those_that_need_no_more() -> None:
 
 
 def test_blocks_that_another_has_computed_get_the_scores() -> None:
-    """Without scores the cache serves only those that ask for none; the next one brings them, for the last block, too."""
+    """Without scores the cache serves only those that ask for none. The next one brings them, for the last block,
+    too."""
     driver = Driver()
     prompt = ids(22)
     run(driver, request("plain", prompt, 3))
@@ -121,11 +122,11 @@ def test_scores_leave_with_their_blocks() -> None:
     prompt = ids(40)
     scores = driver.scheduler.tree.scores
     run(driver, scored("a", prompt))
-    assert len(scores) == 10
+    assert len(scores.blocks) == 10
     run(driver, request("large", ids(44, 3), 2))
-    assert len(scores) <= 1
+    assert len(scores.blocks) <= 1
     driver.scheduler.reset_cache()
-    assert (len(scores), scores.used) == (0, 0)
+    assert (bool(scores), scores.used) == (False, 0)
     assert run(driver, scored("b", prompt)) == 40
 
 
@@ -157,6 +158,43 @@ def test_a_failed_step_stores_nothing() -> None:
         same(driver.records[name], naive(driver.requests[name]))
     assert run(driver, scored("c", prompt)) <= 60
     assert run(driver, scored("d", prompt)) == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("budget", [24, 64, 128])
+def test_choices_that_are_scored_at_once_compute_their_text_once(depth: int, budget: int) -> None:
+    driver = Driver(replace(SMALL, max_num_batched_tokens=budget), depth=depth)
+    text = ids(100)
+    choices = [scored(f"c{at}", [*text, at, *ids(5, at)], 1, arrival=float(at)) for at in range(2, 6)]
+    more = run(driver, *choices) - (106 + 3 * 7)
+    assert more == 0 if budget == 128 else 0 <= more < 64, "few scores are not waited for"
+
+
+def test_few_scores_are_not_waited_for() -> None:
+    driver = Driver(replace(SMALL, max_num_batched_tokens=128))
+    text = ids(60)
+    run(driver, *(scored(f"c{at}", [*text, at]) for at in range(2, 4)))
+    assert driver.steps == 1
+
+
+def test_one_that_waits_for_scores_goes_on_if_they_do_not_come() -> None:
+    """The one that computes them is gone, or the step fails; meanwhile others run."""
+    for lost in ("abort", "fail", "preempt"):
+        driver = Driver(replace(SMALL, max_num_batched_tokens=32), depth=2)
+        text = ids(100)
+        driver.add(scored("a", text), scored("b", [*text, 3], arrival=1.0), request("c", ids(5, 1), 3, 2.0))
+        driver.step()
+        driver.step()
+        if lost == "abort":
+            driver.scheduler.abort("a")
+        elif lost == "fail":
+            driver.fail("the device is tired")
+        else:
+            driver.scheduler._preempt(driver.scheduler._requests["a"])
+        driver.run()
+        for name in "abc":
+            same(driver.records[name], naive(driver.requests[name]))
+        assert driver.records["b"].reason == "length"
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -207,7 +245,8 @@ def test_memory_is_bounded_and_the_least_recently_used_goes_first() -> None:
     assert scores.reach(2, 0, 4, 0) == 0
     assert scores.reach(99, 0, 4, 2) == 4
     scores.drop(scores.blocks)
-    assert scores.used == len(scores) == 0
+    assert scores.used == 0
+    assert not scores
 
 
 def test_entries_come_back_as_they_were() -> None:
