@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from core_driver import SMALL, Driver, naive, request, same
 
+from headrace.errors import NeverFits
 from headrace.types import Delta, Request
 
 
@@ -137,21 +138,24 @@ def test_choices_are_scored_behind_a_generation() -> None:
     assert len([one for one in found if one is not None]) == 1
 
 
-@pytest.mark.parametrize("then", [{"salt": "other"}, {"max_tokens": 500}])
-def test_what_cannot_take_over_is_added_at_the_end(then: dict[str, Any]) -> None:
-    driver = Chains()
+def test_what_cannot_take_over_is_added_at_the_end() -> None:
     first = chained("a", [Link(ids(6), 3), Link(ids(3, 1), 2)], ignore_eos=True)
     assert first.then is not None
-    if "max_tokens" in then:
-        driver = Chains(replace(SMALL, num_blocks=5))
-        first = replace(first, then=replace(first.then, prompt=tuple(ids(20))))
-        with pytest.raises(Exception, match="KV blocks"):
-            driver.begin(first)
-            driver.finish()
-        return
-    driver.begin(replace(first, then=replace(first.then, **then)))
+    driver = Chains()
+    driver.begin(replace(first, then=replace(first.then, salt="other")))
     driver.finish()
     assert driver.added == ["a1"]
+
+
+def test_what_never_fits_is_refused_when_it_is_added() -> None:
+    first = chained("a", [Link(ids(6), 3), Link(ids(20), 2)], ignore_eos=True)
+    driver = Chains(replace(SMALL, num_blocks=5))
+    driver.begin(first)
+    with pytest.raises(NeverFits, match="KV blocks"):
+        driver.finish()
+    driver.check()
+    driver.scheduler.abort("a0")
+    driver.idle()
 
 
 @pytest.mark.parametrize("what", ["abort", "finish", "abort then", "fail", "fail launched"])

@@ -105,10 +105,9 @@ def test_a_pass_is_left_for_the_next_one() -> None:
 
     @hl.program
     def loop(s: hl.State) -> None:
-        with hl.for_(["x", "y", "z"]) as item:
-            with hl.if_(item != "z"):
-                s.text(item)
-                s.gen("a", max_tokens=3)
+        with hl.for_(["x", "y", "z"]) as item, hl.if_(item != "z"):
+            s.text(item)
+            s.gen("a", max_tokens=3)
         s.gen("end", max_tokens=3)
 
     plan = loop.compile()
