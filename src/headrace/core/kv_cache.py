@@ -104,14 +104,15 @@ class KVCache:
         source = near[0][1] if near else mine[0]
         return CachedPrefix(seq.filled, (source, mine[0]) if source != mine[0] else None)
 
-    def take_over(self, before: Sequence, seq: Sequence) -> int | None:
+    def take_over(self, before: Sequence, seq: Sequence, launched: int = 0) -> int | None:
         """Give the slot and the blocks of one sequence to another that begins with the same tokens, and allocate blocks
-        for its further tokens. Returns how many tokens need not be computed; None, without any change, if its first new
+        for its further tokens. `launched`: tokens that launched steps compute, if they are more than those that
+        committed ones have. Returns how many tokens need not be computed; None, without any change, if its first new
         token would be written to a shared block, or if blocks are missing."""
         size = self.block_size
         common = _common_length(before.tokens, seq.tokens)
-        scores = find_scores(seq, self.tree) if self.caching else NO_SCORES
-        computed = min(before.filled, common, self._limit(seq, scores))
+        scores = find_scores(seq, self.tree) if self.caching and not launched else NO_SCORES
+        computed = min(max(before.filled, launched), common, self._limit(seq, scores))
         need = blocks_for(len(seq.tokens), size)
         if before.namespace != seq.namespace or before.shared * size > computed:
             return None
@@ -148,7 +149,8 @@ class KVCache:
         if not self.caching or node is None:
             return computed
         scores = find_scores(seq, tree)
-        match = tree.match_prefix(node, seq.block_keys(size), seq.shared, self._limit(seq, scores) // size)
+        limit = min(self._limit(seq, scores), seq.certain)
+        match = tree.match_prefix(node, seq.block_keys(size), seq.shared, limit // size)
         if match.depth * size <= computed:
             return computed
         take_scores(seq, scores, tree, match.depth * size)
@@ -169,7 +171,8 @@ class KVCache:
         if not self.caching or seq.node is None:
             return
         keys = seq.block_keys(self.block_size)
-        while seq.shared < tokens // self.block_size and keys[seq.shared] not in seq.node.children:
+        full = min(tokens, seq.certain) // self.block_size
+        while seq.shared < full and keys[seq.shared] not in seq.node.children:
             self._insert(seq, step)
 
     def commit_blocks(self, seq: Sequence, step: int) -> None:
@@ -181,7 +184,7 @@ class KVCache:
         if not self.caching or seq.node is None:
             return
         keys = seq.block_keys(self.block_size)
-        full = seq.filled // self.block_size
+        full = min(seq.filled, seq.certain) // self.block_size
         while seq.shared < full:
             match = self.tree.match_prefix(seq.node, keys, seq.shared, full)
             if match.depth > seq.shared:

@@ -95,7 +95,8 @@ def expect_scores(seq: Sequence, tree: RadixTree, step: int) -> None:
         return
     size, start = tree.block_size, seq.params.prompt_logprobs_start
     first = max(seq.expected, -(-start // size) if start > 1 else 0)
-    match = tree.match_prefix(root, seq.block_keys(size), 0, min(seq.scored + 1, seq.prompt_len) // size)
+    keys, end = seq.block_keys(size), min(seq.scored + 1, seq.prompt_len) // size
+    match = tree.match_prefix(root, keys, 0, min(end, len(keys)))
     for block in tree.path(match)[first:]:
         tree.scores.expect(block, step, seq.params.prompt_logprobs or 0)
     seq.expected = max(seq.expected, match.depth)
