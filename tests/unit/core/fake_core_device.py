@@ -167,7 +167,7 @@ class FakeDevice:
         if request.params.repetition_penalty != 1:
             assert tuple(self.history[plan.slots[s], :length].tolist()) == context, "history misses tokens"
         # The logprob of a prompt's token depends on no parameter.
-        seed = 0 if length < len(request.prompt) else int(plan.sampling.seed[r])
+        seed = 0 if length < plan.prompt_lens[s] else int(plan.sampling.seed[r])
         found = mark(context, seed)
         if plan.row_target[r] != NO_TOKEN:
             return NO_TOKEN, found + int(plan.row_target[r])
