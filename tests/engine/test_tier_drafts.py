@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,30 @@ Made = dict[tuple[tuple[int, ...], int], list[int]]
 """(Tokens of a sequence, number of drafts) → the drafts."""
 
 
+@dataclass(frozen=True)
+class Model:
+    """A target, a drafter for it, and the answers of the target alone."""
+
+    target: Path
+    speculate: str
+    wanted: list[Answer]
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target with drafters of all kinds."""
+def models(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> dict[str, Model]:
+    """By method."""
     path = tmp_path_factory.mktemp("target")
     save_target(path)
     add_mtp(path, "deepseek")
     save_eagle3(path / "eagle3", "A")
-    save("dflash", path / "dflash")
+    save("zlab", path / "dflash")
     save_draft(path / "draft")
-    return path
-
-
-@pytest.fixture(scope="module")
-def wanted(target: Path) -> list[Answer]:
-    return alone(target, mixed(COUNT, max_tokens=TOKENS))
-
-
-def speculate(method: str, target: Path) -> str:
-    return method if method == "mtp" else f"{method}:{target / method}"
+    expected = {target: alone(target, mixed(COUNT, max_tokens=TOKENS)) for target in (path, tiny_llama)}
+    return {
+        method: Model(target, method if method == "mtp" else f"{method}:{path / method}", expected[target])
+        for method in METHODS
+        for target in (tiny_llama if method == "dflash" else path,)
+    }
 
 
 def watched(built: Built) -> Made:
@@ -76,9 +82,10 @@ def alike(one: Made, other: Made) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_after_a_restart(
-    target: Path, wanted: list[Answer], method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Model], method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built, options = watch(monkeypatch), {"disk": f"{tmp_path}:1GiB", "speculate": speculate(method, target)}
+    model, built = models[method], watch(monkeypatch)
+    target, wanted, options = model.target, model.wanted, {"disk": f"{tmp_path}:1GiB", "speculate": model.speculate}
 
     async def main() -> None:
         async with engine(target, **options) as client:
@@ -96,9 +103,10 @@ def test_drafts_after_a_restart(
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash"])
 def test_drafts_from_another_engines_blocks(
-    target: Path, wanted: list[Answer], method: str, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Model], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built, options = watch(monkeypatch), {"connector": "memory", "speculate": speculate(method, target)}
+    model, built = models[method], watch(monkeypatch)
+    target, wanted, options = model.target, model.wanted, {"connector": "memory", "speculate": model.speculate}
 
     async def main() -> None:
         async with engine(target, **options) as giver:
@@ -119,21 +127,21 @@ def test_drafts_from_another_engines_blocks(
 
 
 def test_another_drafter_has_blocks_of_its_own(
-    target: Path, wanted: list[Answer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: dict[str, Model], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On the disk they are another layout; another engine refuses them with both sides' drafters."""
-    one = mixed(COUNT, max_tokens=TOKENS)[-1]
+    model, one = models["dflash"], mixed(COUNT, max_tokens=TOKENS)[2]
 
     async def main() -> None:
         disk = f"{tmp_path}:1GiB"
-        async with engine(target, connector="tcp", disk=disk, speculate=speculate("dflash", target)) as giver:
+        async with engine(model.target, connector="tcp", disk=disk, speculate=model.speculate) as giver:
             await answer(giver, given(one))
-            async with engine(target, connector="tcp", disk=disk) as taker:
+            async with engine(model.target, connector="tcp", disk=disk) as taker:
                 found = await answer(taker, taken(one, giver))
-                same([found], wanted[-1:])
+                same([found], model.wanted[2:3])
                 assert found.usage.cached_tokens == 0
                 await idle(taker)
             await idle(giver)
 
     asyncio.run(main())
-    assert any("the drafter dflash and this engine none" in record.message for record in caplog.records)
+    assert any("the drafter none and this engine dflash" in record.message for record in caplog.records)
