@@ -10,9 +10,10 @@ is still there of its forks ends with it where they ask for that (`PR_SET_PDEATH
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -24,9 +25,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
-__all__ = ["ForkServer", "ForkedProcess"]
+__all__ = ["ForkServer", "ForkedProcess", "popen_by_fork"]
 
 _MESSAGE = 1 << 20
 _FREE = 500
@@ -34,11 +36,13 @@ _FREE = 500
 
 
 class ForkServer:
-    """Starts processes. As `Popen` it can stand in for `subprocess.Popen` in the modules of the product that start
-    them: with commands that are none of its own it starts real ones."""
+    """Starts processes. `Popen` can stand in for `subprocess.Popen` in the modules of the product that start them."""
 
     def __init__(self, *modules: str, folders: Sequence[Path] = ()) -> None:
         """`modules` are imported beforehand, `folders` are where scripts find theirs."""
+        self._modules = modules
+        self.running: dict[int, Sequence[str]] = {}
+        """Process ids of those that nobody has waited for, with their commands."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
@@ -52,11 +56,23 @@ class ForkServer:
         self._link.close()
         self._process.wait()
 
-    def Popen(self, command: Sequence[str], **options: Any) -> Any:  # noqa: N802
-        """`command`: Python, a script and its arguments."""
-        if command[0] != sys.executable or not command[1].endswith(".py"):
-            return subprocess.Popen(command, **options)
-        return ForkedProcess(self, command, **options)
+    def Popen(self, command: Sequence[str], **options: Any) -> Any:
+        """A fork, if the command is Python with a script or one of the modules; a real process for any other."""
+        python, *rest = command
+        if python == sys.executable:
+            if rest[0].endswith(".py"):
+                return ForkedProcess(self, command, rest, str(Path(rest[0]).resolve().parent), **options)
+            at = rest.index("-m") if "-m" in rest[:2] else -1
+            if at >= 0 and rest[at + 1] in self._modules:
+                found = importlib.util.find_spec(rest[at + 1])
+                assert found is not None
+                assert found.origin is not None
+                return ForkedProcess(self, command, [found.origin, *rest[at + 2 :]], None, **options)
+        return subprocess.Popen(command, **options)
+
+    def stand_in(self) -> SimpleNamespace:
+        """In the place of the module `subprocess`."""
+        return SimpleNamespace(**{**vars(subprocess), "Popen": self.Popen})
 
     def ask(self, asked: dict[str, Any], descriptors: Sequence[int] = ()) -> Any:
         with self._alone:
@@ -73,6 +89,8 @@ class ForkedProcess:
         self,
         server: ForkServer,
         command: Sequence[str],
+        script: Sequence[str],
+        folder: str | None,
         *,
         stdin: int | None = None,
         stdout: int | None = None,
@@ -103,7 +121,8 @@ class ForkedProcess:
             theirs.append(its)
         self.stdin, self.stdout, self.stderr = ours
         asked = {
-            "command": list(command[1:]),
+            "script": list(script),
+            "folder": folder,
             "numbers": [0, 1, 2, *pass_fds],
             "directory": str(cwd or os.getcwd()),
             "environment": dict(os.environ if env is None else env),
@@ -112,6 +131,7 @@ class ForkedProcess:
             "parent": os.getpid(),
         }
         self.pid: int = server.ask(asked, [*theirs, *pass_fds])
+        server.running[self.pid] = command
         for one in opened:
             os.close(one)
         self._ended = os.pidfd_open(self.pid)
@@ -120,6 +140,7 @@ class ForkedProcess:
         with self._alone:
             if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
                 self.returncode = self._server.ask({"wait": self.pid})
+                del self._server.running[self.pid]
                 os.close(self._ended)
             return self.returncode
 
@@ -173,12 +194,7 @@ def _become(asked: dict[str, Any], descriptors: Sequence[int]) -> Callable[[], o
     numbers: list[int] = asked["numbers"]
     for one, number in zip([fcntl.fcntl(one, fcntl.F_DUPFD, _FREE) for one in descriptors], numbers, strict=True):
         os.dup2(one, number)
-    for one in map(int, os.listdir("/proc/self/fd")):
-        if one not in numbers:
-            try:
-                os.close(one)
-            except OSError:  # The one that listed them.
-                continue
+    _close_all_but(numbers)
     os.chdir(asked["directory"])
     os.environ.clear()
     os.environ.update(asked["environment"])
@@ -186,12 +202,33 @@ def _become(asked: dict[str, Any], descriptors: Sequence[int]) -> Callable[[], o
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
     signal.pthread_sigmask(signal.SIG_SETMASK, asked["blocked"])
-    # Who asked counts as the parent, as it would be.
-    os.getppid = lambda: asked["parent"]
-    script, *arguments = asked["command"]
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
-    return lambda: runpy.run_path(script, run_name="__main__")
+    # Who asked counts as the parent of this process, as it would be.
+    own, real_parent = os.getpid(), os.getppid
+    os.getppid = lambda: asked["parent"] if os.getpid() == own else real_parent()
+    sys.argv = asked["script"]
+    if asked["folder"] is not None:
+        sys.path[0] = asked["folder"]
+    return lambda: runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def popen_by_fork(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """As `subprocess.Popen` for Python with a script, from a process that has imported what the script imports and has
+    no second thread: the new one runs the script without a new interpreter. Scripts end by `os._exit`."""
+
+    def become() -> None:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        _close_all_but((0, 1, 2, *options.get("pass_fds", ())))
+        sys.argv = list(command[1:])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+    return subprocess.Popen(command, preexec_fn=become, **options)  # noqa: PLW1509
+
+
+def _close_all_but(numbers: Sequence[int]) -> None:
+    for one in map(int, os.listdir("/proc/self/fd")):
+        if one not in numbers:
+            with contextlib.suppress(OSError):  # The one that listed them.
+                os.close(one)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,8 @@ without a model are forks of one process."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fork_server import ForkServer
@@ -32,5 +30,4 @@ def fork_server() -> Iterator[ForkServer]:
 def forks(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake engines and ranks start at once. How real ones start is shown in `test_engine_launch` and
     `test_engine_spawn`."""
-    stand_in = SimpleNamespace(**{**vars(subprocess), "Popen": fork_server.Popen})
-    monkeypatch.setattr("headrace.engine.spawn.subprocess", stand_in)
+    monkeypatch.setattr("headrace.engine.spawn.subprocess", fork_server.stand_in())
