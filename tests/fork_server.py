@@ -211,11 +211,12 @@ def _become(asked: dict[str, Any], descriptors: Sequence[int]) -> Callable[[], o
     return lambda: runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def popen_by_fork(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+def popen_by_fork(before: Callable[[], object], command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """As `subprocess.Popen` for Python with a script, from a process that has imported what the script imports and has
-    no second thread: the new one runs the script without a new interpreter. Scripts end by `os._exit`."""
+    no second thread: the new one calls `before` and runs the script, which ends by `os._exit`."""
 
     def become() -> None:
+        before()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         _close_all_but((0, 1, 2, *options.get("pass_fds", ())))
         sys.argv = list(command[1:])
