@@ -217,6 +217,14 @@ def _piece(line: str) -> str:
         ({"do_remote_prefill": 1}, "do_remote_prefill"),
         ({"do_remote_prefill": True, "remote_address": "tcp:a:1", "patience": 1e9}, "`patience` must be 0 to 60"),
         ({"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00"}, "`chain_hash` is of another"),
+        (
+            {"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00", "remote_block_size": 0},
+            "`remote_block_size` must be at least 1, got 0",
+        ),
+        (
+            {"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00", "remote_layout": "x"},
+            "`remote_layout` must be hexadecimal digits, got 'x'",
+        ),
     ],
 )
 def test_fields_that_are_wrong(servers: tuple[Server, Server], given: dict[str, Any], message: str) -> None:

@@ -129,8 +129,9 @@ class Relay:
 
     def _split(self, choice: Choice) -> SplitAsk:
         assert choice.prefill is not None
-        call, early = self._call, None
-        if call.stream and has_one_choice(call.body) and choice.prefill.replica.agrees:
+        call, early, first = self._call, None, choice.prefill.replica
+        # Blocks of another size may give other bits.
+        if call.stream and has_one_choice(call.body) and first.agrees and first.like(choice.replica):
             if self._kept is None:
                 # Both engines must draw the same token.
                 self._call = call = replace(call, body=with_seed(call.body, secrets.randbits(63)), one_answer=True)

@@ -199,6 +199,7 @@ class ReplicaWatch:
             contents.block_size,
             contents.max_model_len,
             contents.max_num_seqs,
+            bytes.fromhex(contents.content),
         )
         runs = (
             (bytes.fromhex(parent), tier, [bytes.fromhex(name) for name in names])

@@ -225,7 +225,7 @@ class _Connection(asyncio.Protocol):
                 await asyncio.sleep(0.02)
 
 
-def contents(seq: int = 0, epoch: int = 5, runs: Any = (), path: str = "/nowhere") -> bytes:
+def contents(seq: int = 0, epoch: int = 5, runs: Any = (), path: str = "/nowhere", **more: Any) -> bytes:
     """The event with which a stream of events begins."""
     data = {
         "epoch": epoch,
@@ -237,6 +237,7 @@ def contents(seq: int = 0, epoch: int = 5, runs: Any = (), path: str = "/nowhere
         "max_model_len": 2048,
         "max_num_seqs": 8,
         "runs": list(runs),
+        **more,
     }
     return f"event: contents\ndata: {json.dumps(data)}\n\n".encode()
 

@@ -227,6 +227,26 @@ def test_another_layout_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "content", "splits"), [(8, "cd" * 16, True), (8, "ef" * 16, False), (8, "", False), (6, "cd" * 16, False)]
+)
+def test_another_block_size_is_converted(size: int, content: str, splits: bool) -> None:
+    """If the engines compute the same, and one size is a multiple of the other."""
+
+    async def check() -> None:
+        async with group() as it:
+            for stub, mine, tokens in zip(it.stubs, (content, "cd" * 16), (size, 4), strict=True):
+                assert stub.events is not None
+                stub.events.put_nowait(contents(epoch=9, content=mine, block_size=tokens, layout=f"{tokens:032}"))
+            await until(lambda: all(one.facts.layout != LAYOUT for one in it.fleet.replicas if one.facts))
+            choice = it.fleet.choose(Query("tiny", 1000, splits=True))
+            assert choice is not None
+            assert (choice.prefill is not None) == splits
+            choice.close()
+
+    run(check())
+
+
+@pytest.mark.parametrize(
     ("body", "can"),
     [
         ({"prompt": "text"}, True),
