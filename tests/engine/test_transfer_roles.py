@@ -221,6 +221,14 @@ def _piece(line: str) -> str:
         ({"do_remote_prefill": 1}, "do_remote_prefill"),
         ({"do_remote_prefill": True, "remote_address": "tcp:a:1", "patience": 1e9}, "`patience` must be 0 to 60"),
         ({"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00"}, "`chain_hash` is of another"),
+        (
+            {"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00", "remote_block_size": 0},
+            "`remote_block_size` must be at least 1, got 0",
+        ),
+        (
+            {"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00", "remote_layout": "x"},
+            "`remote_layout` must be hexadecimal digits, got 'x'",
+        ),
     ],
 )
 def test_fields_that_are_wrong(servers: tuple[Server, Server], given: dict[str, Any], message: str) -> None:
@@ -230,9 +238,40 @@ def test_fields_that_are_wrong(servers: tuple[Server, Server], given: dict[str, 
     assert answer.json()["error"]["param"] == "kv_transfer_params"
 
 
-def test_an_answer_that_is_handed_over_is_not_streamed(servers: tuple[Server, Server]) -> None:
-    answer = servers[0].complete(kv_transfer_params={"do_remote_decode": True}, stream=True)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+def test_a_stream_that_is_handed_over(servers: tuple[Server, Server]) -> None:
+    """Its last event says where the blocks are. What may begin a stop is not shown: the second engine decides."""
+    prefill, decode = servers
+    ways = {"temperature": 0, "max_tokens": 4}
+    whole = _ask(prefill, "streamed-whole", **ways)
+    text = whole["choices"][0]["text"]
+    for salt, more in (("streamed-1", {}), ("streamed-2", {"stop": [text[:2] + "never"]})):
+        given: dict[str, Any] = {"do_remote_decode": True}
+        asked = {**ways, **more, "prompt": _TEXT, "cache_salt": salt, "ignore_eos": True}
+        answer = prefill.complete(**{**asked, "max_tokens": 1, "kv_transfer_params": given, "stream": True})
+        *events, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        assert done == "[DONE]"
+        assert [("kv_transfer_params" in json.loads(one)) for one in events] == [False] * (len(events) - 1) + [True]
+        shown = "".join(json.loads(one)["choices"][0]["text"] for one in events)
+        assert shown == ("" if more else text[: len(shown)])
+        assert bool(shown) != bool(more)
+        continued = _ask(decode, salt, json.loads(events[-1])["kv_transfer_params"], **ways, **more)
+        assert continued["choices"][0]["text"] == text
+        assert _cached(continued) == _TOKENS // _BLOCK * _BLOCK
+
+
+def test_a_conversation_that_is_streamed_and_handed_over(servers: tuple[Server, Server]) -> None:
+    messages = [{"role": "user", "content": _TEXT}]
+    body = {"model": NAME, "messages": messages, "max_tokens": 1, "ignore_eos": True, "temperature": 0, "stream": True}
+    given = {"kv_transfer_params": {"do_remote_decode": True}}
+    answer = servers[0].http.post("/v1/chat/completions", json={**body, **given})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert isinstance(events[-1]["kv_transfer_params"]["first_token"], int)
+    assert not any("kv_transfer_params" in one for one in events[:-1])
+
+
+def test_requests_that_are_not_handed_over(servers: tuple[Server, Server]) -> None:
     answer = servers[0].complete(kv_transfer_params={"do_remote_decode": True}, prompt=["a", "b"])
     assert answer.status_code == 400
     answer = servers[0].http.post("/v1/engine/role", json={"role": "cook"})
