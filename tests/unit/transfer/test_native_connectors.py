@@ -40,6 +40,7 @@ def _skip_unless(module: str) -> None:
 
 class TestNixl(ConnectorSuite):
     connector = "nixl"
+    converts = False
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -49,6 +50,7 @@ class TestNixl(ConnectorSuite):
 
 class TestMooncake(ConnectorSuite):
     connector = "mooncake"
+    converts = False
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
