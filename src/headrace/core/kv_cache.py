@@ -94,13 +94,14 @@ class KVCache:
         seq.filled = depth * size + count
         return CachedPrefix(seq.filled, (source, mine[0]) if source != mine[0] else None)
 
-    def take_over(self, before: Sequence, seq: Sequence) -> int | None:
+    def take_over(self, before: Sequence, seq: Sequence, launched: int = 0) -> int | None:
         """Give the slot and the blocks of one sequence to another that begins with the same tokens, and allocate blocks
-        for its further tokens. Returns how many tokens need not be computed; None, without any change, if its first new
+        for its further tokens. `launched`: tokens that launched steps compute, if they are more than those that
+        committed ones have. Returns how many tokens need not be computed; None, without any change, if its first new
         token would be written to a shared block, or if blocks are missing."""
         size = self.block_size
         common = _common_length(before.tokens, seq.tokens)
-        computed = min(before.filled, common, seq.reusable)
+        computed = min(max(before.filled, launched), common, seq.reusable)
         need = blocks_for(len(seq.tokens), size)
         if before.namespace != seq.namespace or before.shared * size > computed:
             return None
@@ -126,7 +127,7 @@ class KVCache:
         size, tree, node = self.block_size, self.tree, seq.node
         if not self.caching or node is None:
             return computed
-        match = tree.match_prefix(node, seq.block_keys(size), seq.shared, seq.reusable // size)
+        match = tree.match_prefix(node, seq.block_keys(size), seq.shared, min(seq.reusable, seq.certain) // size)
         if match.depth * size <= computed:
             return computed
         self._move_to(seq, tree.split(match), match.depth)
@@ -146,7 +147,8 @@ class KVCache:
         if not self.caching or seq.node is None:
             return
         keys = seq.block_keys(self.block_size)
-        while seq.shared < tokens // self.block_size and keys[seq.shared] not in seq.node.children:
+        full = min(tokens, seq.certain) // self.block_size
+        while seq.shared < full and keys[seq.shared] not in seq.node.children:
             self._insert(seq, step)
 
     def commit_blocks(self, seq: Sequence, step: int) -> None:
@@ -157,7 +159,7 @@ class KVCache:
         if not self.caching or seq.node is None:
             return
         keys = seq.block_keys(self.block_size)
-        full = seq.filled // self.block_size
+        full = min(seq.filled, seq.certain) // self.block_size
         while seq.shared < full:
             match = self.tree.match_prefix(seq.node, keys, seq.shared, full)
             if match.depth > seq.shared:

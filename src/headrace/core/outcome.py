@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import advance, forced
@@ -16,6 +16,7 @@ __all__ = [
     "append_forced",
     "emit",
     "merged",
+    "of_chunk",
     "scheduler_stats",
     "score_prompt",
     "token_logprobs",
@@ -141,8 +142,19 @@ def about_prompt(delta: Delta, seq: Sequence) -> None:
         delta.embedding = seq.pool.embedding
 
 
+def of_chunk(found: Iterable[Delta | None], end: int, seq: Sequence) -> list[Delta]:
+    """What a chunk of known tokens, up to `end`, brought for its sequence: one delta, or none."""
+    deltas = [delta for delta in found if delta is not None]
+    if not deltas:
+        return []
+    delta = merged(deltas)
+    if end == seq.prompt_len:
+        about_prompt(delta, seq)
+    return [delta]
+
+
 def merged(deltas: list[Delta]) -> Delta:
-    """One delta of a sequence's deltas of one step, in order."""
+    """One delta of a sequence's deltas, in order."""
     first, *others = deltas
     for delta in others:
         first.token_ids += delta.token_ids

@@ -97,6 +97,10 @@ class Sequence:
     first_scheduled: float = 0.0
     resumed: bool = False
     """It has taken over the slot of another sequence, and no step has computed a token of it yet."""
+    unknown: int = -1
+    """Index of the token that is still on the device: the last one of the sequence that this one goes on with."""
+    succeeded: bool = False
+    """Another sequence has taken over the slot before this one's end was known."""
     closed_at: int = -1
     """Of an open sequence: the last step that was launched before its end."""
     scored: int = 0
@@ -159,6 +163,11 @@ class Sequence:
         return 0 if self.params.logprobs is None else len(self.tokens) - 1
 
     @property
+    def certain(self) -> int:
+        """The number of its first tokens that are known."""
+        return len(self.tokens) if self.unknown < 0 else self.unknown
+
+    @property
     def unscored(self) -> int:
         """The first position whose logits are needed for the logprob of its next token, which is known."""
         if self.prompt_logprobs is not None and self.scored < self.prompt_len - 1:
@@ -196,7 +205,7 @@ class Sequence:
 
     def block_keys(self, block_size: int) -> list[BlockKey]:
         keys, tokens = self.keys, self.tokens
-        for at in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
+        for at in range(len(keys) * block_size, self.certain - block_size + 1, block_size):
             keys.append(tuple(tokens[at : at + block_size]))
         return keys
 
