@@ -4,6 +4,7 @@
     python ci/draft_speed.py --model smollm2 --keep 20                 # a GGUF without some of its own layers drafts
     python ci/draft_speed.py --model smollm2-f32/ --draft smollm2      # another checkpoint drafts
     python ci/draft_speed.py --speculate eagle3:head/                  # a trained head drafts
+    python ci/draft_speed.py --speculate eagle3:head/ --answers head/training/answers.jsonl   # for held-out prompts
 
 `--keep N` writes the model with N of its layers to a temporary folder: the first half and the last half of them. Both
 engines live in this process, and each request is answered by one and then by the other, so that a machine whose speed
@@ -23,6 +24,7 @@ from pathlib import Path
 from headrace import LLM, SamplingParams
 from headrace.bench.tasks import TASKS, task_prompt
 from headrace.hub.catalogue import resolve_model
+from headrace.training.answers import load_answers
 
 
 def truncated(path: Path, keep: int, folder: Path) -> Path:
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("--speculate", help="another method with its checkpoint, such as eagle3:DIRECTORY")
     parser.add_argument("--keep", type=int, help="layers of the model's own GGUF")
     parser.add_argument("--task", choices=sorted(TASKS), nargs="+", default=["chat", "code"])
+    parser.add_argument("--answers", type=Path, help="of a training: what it held out, in place of tasks")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--batch", type=int, default=1)
@@ -75,7 +78,7 @@ def main() -> None:
             method = f"draft:{args.draft or truncated(resolve_model(args.model), args.keep, Path(folder))}"
         options = {"platform": args.platform, "kv_memory": "1GiB", "max_num_seqs": 16}
         with LLM(args.model, **options) as plain, LLM(args.model, speculate=method, **options) as drafted:
-            for task in args.task:
+            for task in ["held out"] if args.answers else args.task:
                 for temperature in args.temperature:
                     compare(args, task, temperature, plain, drafted)
 
@@ -84,9 +87,14 @@ def compare(args: argparse.Namespace, task: str, temperature: float, plain: LLM,
     rng, ratios, same = random.Random(5), [], True
     before = drafted.stats().speculation
     speeds: dict[LLM, list[float]] = {plain: [], drafted: []}
+    held_out = [one.prompt for one in load_answers(args.answers) if one.held_out] if args.answers else []
     for number in range(args.requests + 1):
         encode = lambda text: plain.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
-        prompts = [list(task_prompt(TASKS[task], args.prompt, encode, rng)) for _ in range(args.batch)]
+        prompts = (
+            rng.sample(held_out, args.batch)
+            if args.answers
+            else [list(task_prompt(TASKS[task], args.prompt, encode, rng)) for _ in range(args.batch)]
+        )
         params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=number, ignore_eos=True)
         answers = []
         for llm in (plain, drafted) if number % 2 else (drafted, plain):

@@ -178,12 +178,14 @@ class BaseClient:
         """The stream of a request that may begin behind at most so many tokens, with those behind it. None: however
         valid it may become, it must be asked for then."""
         try:
-            request = self.check(replace(asked, prompt=(0,) * before + asked.prompt))
+            request = self.check(
+                replace(asked, prompt=(0,) * before + asked.prompt, params=asked.params.behind(before))
+            )
         except InvalidRequest:
             return None
-        stream = RequestStream(
-            next(self._numbers), replace(request, prompt=asked.prompt), self._tokenizer, arrival, asked
-        )
+        start = asked.params.prompt_logprobs_start
+        request = replace(request, prompt=asked.prompt, params=replace(request.params, prompt_logprobs_start=start))
+        stream = RequestStream(next(self._numbers), request, self._tokenizer, arrival, asked)
         if asked.then is not None:
             stream.then = self._later(asked.then, _longest(request), arrival)
         return stream

@@ -44,6 +44,7 @@ __all__ = [
     "NamesChip",
     "OpProfile",
     "OpReasons",
+    "OrdersBlocks",
     "PackedForms",
     "PacksWeights",
     "PassesRows",
@@ -215,6 +216,19 @@ class NamesChip(Protocol):
     @property
     def chip(self) -> str:
         """The kind. Cached blocks of others are not taken for its own."""
+
+
+@runtime_checkable
+class OrdersBlocks(Protocol):
+    """A device that says in which order `gather_blocks` gives a block's bytes: of each layer the keys, the values, and
+    their scales if there are any, each [KV heads, tokens, row] where a row holds one head of one token. Tokens may be
+    in groups, if every block is a whole number of them. Between engines with such devices, blocks of another number of
+    tokens and another split of the heads are converted; otherwise they are refused."""
+
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """The multiple of values that a row of keys or values is padded to, and the multiple of bytes that each of
+        those parts of a layer is padded to."""
 
 
 @runtime_checkable

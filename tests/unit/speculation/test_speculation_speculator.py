@@ -56,7 +56,7 @@ def started(drafter: NgramDrafter | None = None) -> Speculator:
 
 def test_a_copying_sequence_is_held_and_takes_few_steps() -> None:
     speculator = started()
-    steps, held = play(speculator, "s", list(range(10, 50)) * 5)
+    steps, held = play(speculator, "s", list(range(10, 50)) * 8)
     assert steps < 120
     assert held > 0.3 * steps
     counts = speculator.counts["ngram"]

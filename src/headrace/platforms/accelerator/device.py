@@ -105,6 +105,11 @@ class AcceleratorDevice(TorchDevice):
         event, host = self.submit(lambda: self.copies.get(tensor)).result()
         return EventPending(event, host, self._translating)
 
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """See `interface.OrdersBlocks` and `kernels.kv.TorchKV`."""
+        return 1, 1
+
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         """A zeroed `kernels.kv.TorchKV`. Memory that torch has cached during loading is released before."""
         self._check_open()

@@ -62,6 +62,11 @@ class CpuDevice(TorchDevice):
         self._copies = Float32Copies(float32_copies)
         self._reasons = {spec.name: reason for spec in (*OPS, *OPTIONAL)}
 
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """See `interface.OrdersBlocks` and `kernels.kv.TorchKV`."""
+        return 1, 1
+
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         """Operators that take a weight read the float32 copies; the reference serves the others."""
         return self._copies.operator(spec)

@@ -20,7 +20,7 @@ from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_blocks import NativeBlocks
 from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_features import NativeFeatures
-from headrace.platforms.cpu.native_kv import NativeKV
+from headrace.platforms.cpu.native_kv import GROUP, LINE, NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_layout import (
     BLOCK_TWINS,
@@ -120,6 +120,11 @@ class NativeDevice(TorchDevice):
     def chip(self) -> str:
         """See `interface.NamesChip`."""
         return " ".join(f"{name} without dot products" for name in self.team.library.without_dot)
+
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """See `interface.OrdersBlocks` and `native_kv.NativeKV`."""
+        return GROUP, LINE
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
         self._check_open()

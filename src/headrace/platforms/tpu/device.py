@@ -55,6 +55,11 @@ class TpuDevice(TorchDevice):
         able = replace(able, missing_operators=frozenset(missing))
         super().__init__(runtime.device(index), able, queue=InlineQueue())
 
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """See `interface.OrdersBlocks`."""
+        return self.capabilities().kv_lanes, 1
+
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the chip, or of the host if the host is the device."""
         return self.runtime.memory(self.torch_device) or host_memory()
