@@ -23,9 +23,9 @@ from headrace.speculation.predicted import PredictedDrafter
 
 __all__ = ["MOST_DRAFTS", "DraftRow", "Drafts", "Speculator"]
 
-MOST_DRAFTS = 11
-"""The longest draft, unless the caller chooses another. With one more the step of a sequence has twelve tokens, the
-most for which a processor with AVX-512 reads a panel of integer weights once."""
+MOST_DRAFTS = 10
+"""The longest draft, unless the caller chooses another. With it the step of a sequence has eleven tokens, the most for
+which a processor with AVX-512 reads a panel of integer weights once."""
 _PATIENCE = 4
 """Steps without an admitted draft after which a sequence is no longer held."""
 _RAREST = 6
