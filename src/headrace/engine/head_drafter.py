@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -38,14 +37,6 @@ _WARM_UP, _DRAFTS = (3, 3, 3, 3, 64, 64), 8
 """Tokens of the sequences that are drafted at the start, and drafts of each."""
 _MEASURED, _UNKNOWN = 64, 4
 """One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A round that nothing has waited for."""
-
-    wanted: Sequence[tuple[str, int]]
-    pending: Sequence[Pending]
 
 
 class HeadDrafter(GuardedRounds):
@@ -79,7 +70,8 @@ class HeadDrafter(GuardedRounds):
         self._overheads: deque[float] = deque(maxlen=_KEPT)
         self._first = int(zero_first and passes.places)
         """The first entry of a round that is not like the others."""
-        self._unread = deque[_Launched]()
+        self._unread = deque[Sequence[Pending]]()
+        """The results of rounds that nothing has waited for."""
         self._rounds = 0
         self._worked = 0.0
         """Seconds of the latest round in which the device works, whether it is waited for or not."""
@@ -213,15 +205,15 @@ class HeadDrafter(GuardedRounds):
         """The drafts of sequences, those with most first, and their seconds. All passes are launched before the first
         result is read; that of a placed sequence is not needed."""
         spans = [seq.begin_round() for seq, _ in rows]
-        deeper = [[seq for seq, count in rows if count > depth] for depth in range(1, rows[0][1])]
+        sizes = [sum(span.stop - span.start for span in spans)]
+        sizes += [sum(count > depth for _, count in rows) for depth in range(1, rows[0][1])]
+        timed = not all(seq.placed for seq, _ in rows) or self._measures(sizes)
         steps = [catch_up_pass(spans, self._size, self._zero_first)]
-        steps += [following_pass(seqs, depth, self._size) for depth, seqs in enumerate(deeper, 1)]
-        waits = not all(seq.placed for seq, _ in rows)
-        timed = waits or self._measures(steps)
         *begun, first = self._passes.first(steps[0], timed and self._passes.places)
         pending = [first]
-        for depth, step in enumerate(steps[1:], 1):
-            pending.append(self._passes.following(step, depth))
+        for depth, size in enumerate(sizes[1:], 1):
+            steps.append(following_pass([seq for seq, _ in rows[:size]], depth, self._size))
+            pending.append(self._passes.following(steps[-1], depth))
             if depth == 1 and not self._passes.places:
                 self._overheads.append(self._clock() - start)
         if timed:
@@ -232,7 +224,7 @@ class HeadDrafter(GuardedRounds):
             seconds = self._clock() - start
         else:
             found = [[] for _ in rows]
-            self._unread.append(_Launched([(seq.request.id, count) for seq, count in rows], pending))
+            self._unread.append(pending)
             seconds = sum(self.cost.seconds(step.plan.num_tokens, step.context) for step in steps)
             self.unwaited += seconds
         self._count(seconds, timed)
@@ -245,10 +237,11 @@ class HeadDrafter(GuardedRounds):
         if self._busy_seconds is not None or not waited:
             self._worked += seconds
 
-    def _measures(self, steps: Sequence[HeadPass]) -> bool:
-        """Whether to wait for a round that need not be waited for, because the times of its passes must be known."""
+    def _measures(self, sizes: Sequence[int]) -> bool:
+        """Whether to wait for a round that need not be waited for, because the times of its passes must be known.
+        `sizes`: their numbers of entries."""
         self._rounds += 1
-        known = all(self.cost.known(step.plan.num_tokens) for step in steps)
+        known = all(map(self.cost.known, sizes))
         return self._rounds % (_MEASURED if known else _UNKNOWN) == 0
 
     def _read(
@@ -266,8 +259,8 @@ class HeadDrafter(GuardedRounds):
 
     def _check_finished(self) -> None:
         """Raises what has failed in a round that nothing waited for."""
-        while self._unread and all(result.done() for result in self._unread[0].pending):
-            for result in self._unread.popleft().pending:
+        while self._unread and all(result.done() for result in self._unread[0]):
+            for result in self._unread.popleft():
                 result.result()
 
     def _observe(self, step: HeadPass, seconds: float) -> None:
