@@ -7,7 +7,7 @@ bounds of all positions, for the most tokens that it may have, and the device lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -104,9 +104,9 @@ class HeadPass:
     token_positions: Ints
     bounds: Ints
     """[S]: the number of known tokens for which positions are planned, where the device may know fewer; or GIVEN."""
-    places: Ints
-    """[T]: those of the features in the target's cache."""
-    tables: Ints
+    places: Ints = field(default_factory=lambda: _NO_INTS)
+    """[T]: those of the features in the target's cache; none if the pass reads none."""
+    tables: Ints = field(default_factory=lambda: _NO_INTS)
     """[S, B]: the block tables there."""
 
     @property
@@ -122,14 +122,15 @@ def catch_up_pass(spans: Sequence[Span], block_size: int, zero_first: bool) -> H
         np.full(span.stop - span.start, NO_TOKEN, np.int32) if span.seq.placed else _committed(span, zero_first)
         for span in spans
     ]
-    return _pass(spans, tokens, [NO_TOKEN] * len(spans), block_size)
+    return _reading(_pass(spans, tokens, [NO_TOKEN] * len(spans), block_size), spans, block_size)
 
 
 def known_pass(spans: Sequence[Span], block_size: int, zero_first: bool) -> HeadPass:
     """Entries whose tokens are committed, and the token after them. That one is scored, so that the pass has a
     result."""
     targets = [span.seq.tokens[span.stop + 1] for span in spans]
-    return _pass(spans, [_committed(span, zero_first) for span in spans], targets, block_size, exact=True)
+    step = _pass(spans, [_committed(span, zero_first) for span in spans], targets, block_size, exact=True)
+    return _reading(step, spans, block_size)
 
 
 def following_pass(seqs: Sequence[Drafted], depth: int, block_size: int) -> HeadPass:
@@ -154,7 +155,7 @@ def _pass(
     positions = _joined([np.arange(start, stop, dtype=np.int32) for _, start, stop in spans])
     ends = np.cumsum([span.stop - span.start for span in spans], dtype=np.int32)
     stops = np.array([span.stop for span in spans], np.int32)
-    tables, theirs = _tables([seq.blocks for seq in seqs]), _tables([seq.target_blocks for seq in seqs])
+    tables = _tables([seq.blocks for seq in seqs])
     plan = StepPlan(
         step=-1,
         token_ids=_joined(tokens),
@@ -175,8 +176,14 @@ def _pass(
         history_tokens=_NO_INTS,
     )
     bounds = np.array([GIVEN if exact or not seq.uncertain else seq.known for seq in seqs], np.int32)
-    features = [_places(table, span, block_size) for table, span in zip(theirs, spans, strict=True)]
-    return HeadPass(plan, positions + 1, bounds, _joined(features), theirs)
+    return HeadPass(plan, positions + 1, bounds)
+
+
+def _reading(step: HeadPass, spans: Sequence[Span], block_size: int) -> HeadPass:
+    """The pass with the places of its features."""
+    tables = _tables([span.seq.target_blocks for span in spans])
+    places = [_places(table, span, block_size) for table, span in zip(tables, spans, strict=True)]
+    return replace(step, places=_joined(places), tables=tables)
 
 
 def _tables(blocks: Sequence[Sequence[int] | Ints]) -> Ints:
