@@ -24,7 +24,7 @@ from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_plans import Drafted
 from headrace.platforms.cpu.native import missing
 
-TOKENS = 20
+TOKENS = 28
 
 
 def save_target(directory: Path) -> Any:
