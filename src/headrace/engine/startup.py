@@ -170,7 +170,7 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
-    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, followers, reader, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
     # Events name blocks as tiers and transfers do, where there are any.
     layout = _layout_id(checkpoint, resolved) if tiers is None else tiers.layout_id

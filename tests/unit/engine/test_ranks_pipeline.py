@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -73,19 +72,6 @@ def test_a_lost_rank_ends_every_step_in_flight() -> None:
             runner.launch(numbered(3))
 
 
-class Launched:
-    def __init__(self, found: Callable[[], StepResult]) -> None:
-        self._found = found
-
-    def sample(self) -> None: ...
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        return self._found()
-
-
 def test_results_are_sent_in_order_until_a_step_fails() -> None:
     sent: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
     failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
@@ -95,8 +81,8 @@ def test_results_are_sent_in_order_until_a_step_fails() -> None:
         raise PlatformError("an index out of range")
 
     for step in (1, 2):
-        sender.put(step, Launched(lambda step=step: StepResult(np.array([step], np.int32))))  # type: ignore[misc]
-    sender.put(3, Launched(fails))
+        sender.put(lambda step=step: StepDone.of(step, StepResult(np.array([step], np.int32))))  # type: ignore[misc]
+    sender.put(lambda: StepDone.of(3, fails()))
     sender.close()
     found = [sent.get(timeout=600) for _ in range(2)]
     assert [(one.step, one.result().tokens.tolist()) for one in found if isinstance(one, StepDone)] == [

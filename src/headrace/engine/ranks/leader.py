@@ -9,13 +9,17 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from headrace.engine.channel import Channel
 from headrace.engine.core_loop import PendingStep, StepRunner
 from headrace.engine.ranks.rank_messages import (
+    BlocksRead,
     Loaded,
     Opened,
     RankFailed,
@@ -56,6 +60,10 @@ class Follower:
         """It has sent the error itself."""
         self.results: dict[int, StepResult] = {}
         """By step, what it has sent and rank 0 has not read."""
+        self.blocks: dict[int, tuple[bytes, ...]] = {}
+        """The same of its parts of blocks."""
+        self.block_bytes = 0
+        """Of its part of a block, once it is loaded."""
         self._changed = changed
         self._process, link = spawn(command, stdin=subprocess.DEVNULL)
         self._channel = Channel(link)
@@ -104,6 +112,10 @@ class Follower:
                     with self._changed:
                         if isinstance(message, StepDone):
                             self.results[message.step] = message.result()
+                        elif isinstance(message, BlocksRead):
+                            self.blocks[message.step] = message.blocks
+                        elif isinstance(message, Loaded):
+                            self.block_bytes = message.block_bytes
                         self.received.add(type(message))
                         self._changed.notify_all()
         if error is None:
@@ -127,6 +139,8 @@ class Followers:
         self._directory = _rendezvous_folder() if size > 1 else None
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
+        self._own_bytes = 0
+        """Of rank 0's part of a block."""
 
     @property
     def rendezvous(self) -> str:
@@ -147,6 +161,32 @@ class Followers:
         """Send a message to all ranks. Raises DeviceLost if a rank has exited."""
         for follower in self._followers:
             follower.send(message)
+
+    def send_step(self, plan: StepPlan) -> None:
+        """Send a plan to all ranks, with the part of each of the blocks to load. Raises DeviceLost."""
+        message, at = RunStep.of(plan), self._own_bytes
+        for follower in self._followers:
+            end = at + follower.block_bytes
+            follower.send(message.loading(plan.loads, slice(at, end)) if plan.loads else message)
+            at = end
+
+    def share_blocks(self, own: int) -> tuple[int, ...]:
+        """Bytes of each rank's part of a block, in order; `own`: of rank 0's. All ranks are loaded."""
+        self._own_bytes = own
+        return own, *(follower.block_bytes for follower in self._followers)
+
+    def whole_blocks(self, step: int, own: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
+        """The blocks that a step has read, of which rank 0 has these parts; waits for those of the other ranks. Raises
+        the error of the first rank that has ended."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._first_error() is not None or all(step in one.blocks for one in self._followers)
+            )
+            error = self._first_error()
+            if error is not None:
+                raise error
+            parts = [one.blocks.pop(step) for one in self._followers]
+        return [np.frombuffer(b"".join(block), np.uint8) for block in zip(own, *parts, strict=True)]
 
     def await_all(self, kind: type[Opened] | type[Loaded]) -> None:
         """Wait until every rank has sent such a message. Raises the error of the first that ended instead."""
@@ -227,14 +267,11 @@ class GroupRunner:
         lost = self._followers.lost()
         if lost is not None:
             raise lost
-        self._followers.send(RunStep.of(plan))
+        self._followers.send_step(plan)
         try:
-            return _GroupStep(self._runner.launch(plan), lambda: self._send_sample(plan), self._with_rank)
+            return _GroupStep(plan, self._runner.launch(plan), self._followers, self._with_rank)
         except Exception as error:
             raise self._with_rank(error) from error
-
-    def _send_sample(self, plan: StepPlan) -> None:
-        self._followers.send(SampleStep.of(plan))
 
     def recover(self) -> bool:
         """Never called: every failure is the loss of the device."""
@@ -252,13 +289,13 @@ class GroupRunner:
 
 class _GroupStep:
     def __init__(
-        self, launched: PendingStep, send: Callable[[], None], explain: Callable[[Exception], DeviceLost]
+        self, plan: StepPlan, launched: PendingStep, followers: Followers, explain: Callable[[Exception], DeviceLost]
     ) -> None:
-        """`send` has the other ranks launch the second part."""
-        self._launched, self._send, self._with_rank = launched, send, explain
+        self._plan, self._launched, self._followers, self._with_rank = plan, launched, followers, explain
 
     def sample(self) -> None:
-        self._send()
+        """The other ranks launch the second part, too."""
+        self._followers.send(SampleStep.of(self._plan))
         try:
             self._launched.sample()
         except Exception as error:
@@ -269,6 +306,9 @@ class _GroupStep:
 
     def result(self) -> StepResult:
         try:
-            return self._launched.result()
+            found = self._launched.result()
+            if found.stored is None:
+                return found
+            return replace(found, stored=self._followers.whole_blocks(self._plan.step, found.stored))
         except Exception as error:
             raise self._with_rank(error) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.engine.core_loop import PendingStep
 from headrace.engine.ranks.leader import Followers, GroupRunner
 from headrace.errors import DeviceLost, HeadraceError
@@ -36,5 +38,4 @@ class _PipelineStep:
             found = self._followers.result(self._step)
         except HeadraceError as error:
             raise DeviceLost(str(error)) from error
-        self._first.result()
-        return found
+        return replace(found, stored=self._first.result().stored)
