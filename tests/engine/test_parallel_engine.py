@@ -12,6 +12,7 @@ import psutil
 import pytest
 import tiny_models
 import torch
+from engine_forks import forks
 from engine_harness import choices, config_of, request
 from parallel_tokens import Letters
 from seeded_drafts import ByRequest, EngineDrafts, EnginePlaced, use
@@ -50,7 +51,8 @@ async def answers(client: InProcessClient) -> list[list[int]]:
 
 def followers() -> list[psutil.Process]:
     """The processes of this process's ranks; a suite has others."""
-    return [child for child in psutil.Process().children() if "headrace.engine.ranks.follower" in child.cmdline()]
+    started = forks().running.items()
+    return [psutil.Process(pid) for pid, command in started if "headrace.engine.ranks.follower" in command]
 
 
 @asynccontextmanager

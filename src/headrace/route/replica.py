@@ -64,6 +64,8 @@ class Replica:
         """Where others fetch its blocks."""
         self.rests_until = 0.0
         """Monotonic seconds; until then it computes no prompts for others, because one was late."""
+        self.agrees = True
+        """The first tokens that it gave were those of the engines that answered."""
         self.load = LoadBook()
         self.state = "new"
         self.why = "it has not answered yet"

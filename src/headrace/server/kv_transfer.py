@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headrace.client.api import GenerateRequest, ModelInfo
+from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.config import TransferConfig
 from headrace.engine.wire import TransferInfo
 from headrace.errors import InvalidRequest
@@ -24,7 +24,7 @@ from headrace.server.schemas import Body
 from headrace.transfer.chain import chain, first_hash
 from headrace.types import RemoteBlocks
 
-__all__ = ["EngineRole", "EngineRoleRequest", "hand_over", "with_transfer"]
+__all__ = ["EngineRole", "EngineRoleRequest", "GivenStream", "hand_over", "with_transfer"]
 
 Role = Literal["prefill", "decode", "both"]
 FIELD = "kv_transfer_params"
@@ -73,7 +73,7 @@ class _Handed(msgspec.Struct):
 
 
 def with_transfer(
-    role: EngineRole | None, info: ModelInfo, given: dict[str, Any] | None, stream: bool, jobs: list[GenerateRequest]
+    role: EngineRole | None, info: ModelInfo, given: dict[str, Any] | None, jobs: list[GenerateRequest]
 ) -> list[GenerateRequest]:
     """The jobs of a request with what its `kv_transfer_params` ask for. Raises InvalidRequest."""
     if not given:
@@ -93,7 +93,7 @@ def with_transfer(
     if len(jobs) > 1:
         raise InvalidRequest(f"`{FIELD}` needs one prompt, got {len(jobs)}", FIELD, "invalid_value")
     if handed.do_remote_decode:
-        return [_giving(role, stream, jobs[0])]
+        return [_giving(role, jobs[0])]
     return [_taking(role, info, handed, jobs[0])]
 
 
@@ -124,13 +124,28 @@ def hand_over(info: ModelInfo, job: GenerateRequest, token_ids: Sequence[int]) -
     }
 
 
-def _giving(role: EngineRole, stream: bool, job: GenerateRequest) -> GenerateRequest:
+class GivenStream:
+    """`kv_transfer_params` of a stream that is continued elsewhere: they stand in its last chunk."""
+
+    def __init__(self, info: ModelInfo, job: GenerateRequest) -> None:
+        self._info, self._job = info, job
+        self._first: list[int] = []
+
+    @staticmethod
+    def of(info: ModelInfo, job: GenerateRequest) -> GivenStream | None:
+        """None for all other requests."""
+        return GivenStream(info, job) if job.gives_blocks else None
+
+    def ending(self, output: Output) -> dict[str, Any] | UnsetType:
+        """What the chunk of a piece says: nothing, unless it is the last one."""
+        self._first = self._first or output.token_ids[:1]
+        return UNSET if output.finish_reason is None else hand_over(self._info, self._job, self._first)
+
+
+def _giving(role: EngineRole, job: GenerateRequest) -> GenerateRequest:
     if role.role == "decode":
         message = "this engine has the role decode and gives no blocks: send it to one of role prefill or both"
         raise InvalidRequest(f"`{FIELD}`: {message}", FIELD, "unsupported_value")
-    if stream:
-        message = "an answer that says where its blocks are is not streamed: leave out `stream`"
-        raise InvalidRequest(f"`{FIELD}`: {message}", "stream", "invalid_value")
     return replace(job, gives_blocks=True)
 
 
