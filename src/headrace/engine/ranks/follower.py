@@ -41,7 +41,7 @@ from headrace.engine.runner import LaunchedStep, Runner
 from headrace.engine.spawn import ignore_terminal_signals
 from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
-from headrace.log_format import use_json
+from headrace.log_format import name_lines
 
 __all__ = ["follow", "main"]
 
@@ -82,8 +82,8 @@ def _run(link: Channel, messages: Messages) -> None:
     start = _next(messages)
     assert isinstance(start, Start)
     logging.getLogger().setLevel(start.log_level)
-    if Config.model_validate_json(start.config).server.log_format == "json":
-        use_json("rank")
+    server = Config.model_validate_json(start.config).server
+    name_lines(f"rank {start.rank}", server.served_model_name or "", server.log_format == "json")
     loaded = load_follower(start, lambda message: _send(link, message), lambda: _next(messages))
     sender = ResultSender(lambda message: _send(link, message), messages.put)
     try:
