@@ -3,6 +3,8 @@
 HeadraceError
 ├── UserError                 the caller's fault; the server answers 4xx
 │   ├── ConfigError           an option or environment variable
+│   │   ├── NoRoom            larger than the memory that is free now
+│   │   └── AddressTaken      another server has the address now
 │   ├── InvalidRequest        a field of a request; `.param` names it, `.code` is OpenAI's error code
 │   │   ├── ContextOverflow   longer than the model's context
 │   │   └── NeverFits         larger than the KV pool can ever hold
@@ -26,6 +28,7 @@ import re
 import reprlib
 
 __all__ = [
+    "AddressTaken",
     "CheckpointError",
     "ConfigError",
     "ContextOverflow",
@@ -46,6 +49,7 @@ __all__ = [
     "UnsupportedModel",
     "UserError",
     "excerpt",
+    "lasts",
     "shortened",
     "truncate",
 ]
@@ -98,6 +102,10 @@ class ConfigError(UserError):
 
 class NoRoom(ConfigError):
     """What the options ask for does not fit into the memory that is free now."""
+
+
+class AddressTaken(ConfigError):
+    """Another server has the address now, or starts there."""
 
 
 class InvalidRequest(UserError):
@@ -195,3 +203,10 @@ class RateLimited(HeadraceError):
 
 class EngineDead(HeadraceError):
     """The engine process ended or does not answer; requests in flight are lost."""
+
+
+def lasts(error: BaseException) -> bool:
+    """Whether every further try would fail in the same way: what is free comes and goes, an option stays wrong."""
+    return isinstance(error, (UserError, CheckpointError, PluginError)) and not isinstance(
+        error, (NoRoom, AddressTaken)
+    )

@@ -131,7 +131,9 @@ def _num_blocks(
     size = sum(layout.padded(capabilities.kv_lanes).bytes_per_block for layout in layouts)
     blocks = min(useful, budget // size)
     if blocks < 2:
-        raise NoRoom(
+        # A number that was given does not change by waiting.
+        kind = NoRoom if config.cache.kv_memory is None else ConfigError
+        raise kind(
             f"the KV cache needs {2 * size} bytes for two blocks, but {budget} are available: "
             "raise kv_memory, or lower max_model_len or the KV dtype"
         )

@@ -6,7 +6,7 @@ needs one row, and a change of the operator `sample` if the device uses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from headrace.sampling_fields import DeviceRow, Field, field_of, row
 from headrace.structured_outputs import StructuredOutputs
@@ -198,6 +198,12 @@ class SamplingParams:
             none="free text",
         ),
     )
+
+    def behind(self, tokens: int) -> SamplingParams:
+        """The parameters of a prompt that stands behind so many other tokens."""
+        if self.prompt_logprobs is None or not tokens:
+            return self
+        return replace(self, prompt_logprobs_start=self.prompt_logprobs_start + tokens)
 
     @property
     def alternatives(self) -> int | None:

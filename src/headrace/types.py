@@ -133,7 +133,7 @@ class Request:
     its own."""
     then: Request | None = None
     """Goes on where this sequence ends by itself, with the next step: its prompt is what follows the tokens of this
-    one, without an end or stop token."""
+    one, without an end or stop token. Its `prompt_logprobs_start` counts from there, too."""
     then_after: tuple[int, ...] = ()
     """Stop tokens after which `then` begins: the text ends just before them, as before end tokens."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import tiny_models
+from engine_forks import forks
 from engine_harness import PROGRAM_OPTIONS
 from server_harness import CONTEXT, VOCAB, Server, make_model, running
 
@@ -21,6 +23,13 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.client.process_client._KILL_AFTER", 600.0)
     monkeypatch.setattr("headrace.client.base_client._STATS_TIMEOUT", 600.0)
     monkeypatch.setattr("headrace.client.base_client._FRESH_TIMEOUT", 600.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_and_engines_by_fork() -> Iterator[None]:
+    """Those that are processes of their own."""
+    with mock.patch("headrace.engine.spawn.subprocess", forks().stand_in()):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

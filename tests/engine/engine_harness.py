@@ -58,11 +58,12 @@ def config_of(
     connector: str | None = None,
     disk: str | None = None,
     host: int | None = None,
+    block: int = BLOCK,
 ) -> Config:
     return Config(
         model=ModelConfig(model=str(model), max_model_len=context),
         cache=CacheConfig(
-            num_blocks=blocks, prefix_caching=caching, block_size=BLOCK, kv_disk=disk, kv_host_memory=host
+            num_blocks=blocks, prefix_caching=caching, block_size=block, kv_disk=disk, kv_host_memory=host
         ),
         scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, speculate=speculate),
         device=DeviceConfig(platform="cpu", threads=1),

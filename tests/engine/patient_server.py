@@ -7,9 +7,13 @@ first engine takes its time (`slow_engine.py`).
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 from headrace.client import base_client as client
 from headrace.client import engine_process as spawn
@@ -17,6 +21,18 @@ from headrace.client import process_client
 from headrace.config import Config
 from headrace.engine.launch import launch
 from headrace.server import http_server, run
+
+
+def forking() -> AbstractContextManager[object]:
+    """An engine that starts in here is a fork, since this process is one that has imported it (`engine_forks`). What
+    the engine itself starts is not."""
+    from fork_server import popen_by_fork
+
+    stand_in = SimpleNamespace(**vars(subprocess))
+    patch = mock.patch("headrace.engine.spawn.subprocess", stand_in)
+    stand_in.Popen = partial(popen_by_fork, lambda: patch.__exit__(None, None, None))
+    return patch
+
 
 if __name__ == "__main__":
     model, config, limits = Path(sys.argv[1]), Config.model_validate_json(sys.argv[2]), json.loads(sys.argv[3])
@@ -28,5 +44,6 @@ if __name__ == "__main__":
         launched = None
         if "slow" in limits:
             command = (sys.executable, str(Path(__file__).with_name("slow_engine.py")), limits["slow"])
-            launched = stack.enter_context(launch(command))
+            with nullcontext() if "torch" not in sys.modules else forking():
+                launched = stack.enter_context(launch(command))
         sys.exit(run(config, model, launched=launched))

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import tiny_models
+from engine_forks import forks
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 VOCAB = 260
@@ -88,7 +89,7 @@ class Server:
             **(options or {}),
         }
         self._slow = model.with_name(f"{model.name}-slow-{secrets.token_hex(4)}")
-        self.process = subprocess.Popen(
+        self.process = forks().Popen(
             command(model, config, slow=str(self._slow), **(limits or {})), stdout=subprocess.PIPE, text=True
         )
 

@@ -19,6 +19,11 @@ from headrace.errors import CheckpointError, EngineDead, Overloaded
 from headrace.tokenization.tokenizer import load_tokenizer
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ranks_and_engines_by_fork() -> None:
+    """Not here."""
+
+
 @asynccontextmanager
 async def running(model: Path, progress: Callable[[str, float], None]) -> AsyncIterator[ProcessClient]:
     client = ProcessClient(config_of(model), load_tokenizer(model), progress)

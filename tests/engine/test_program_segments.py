@@ -66,6 +66,21 @@ def chain(s: hl.State, turns: int) -> None:
 
 
 @hl.program
+def talk(s: hl.State, names: list[str]) -> None:
+    """Messages, a loop and a condition between generations, and choices behind them."""
+    s.system("Short.")
+    with hl.for_(names, max=4) as name:
+        s.user("I am ", name, ".")
+        with s.assistant():
+            s.gen("hello", max_tokens=4, ignore_eos=True)
+            with hl.if_(name == "Ada"):
+                s.text(" Countess,")
+            s.gen("more", max_tokens=3, ignore_eos=True, temperature=0.7)
+    s.user("Yes or no?")
+    s.assistant("I say ", hl.gen("so", max_tokens=2, ignore_eos=True), ": ", hl.select("way", ["a", "b"]))
+
+
+@hl.program
 def text_chain(s: hl.State) -> None:
     s.text("Once")
     for at in range(4):
@@ -110,6 +125,7 @@ def beside(s: hl.State) -> None:
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "beside": (beside, ()),
     "chain": (chain, (3,)),
+    "talk": (talk, (["Bob", "Ada", "Eve"],)),
     "text": (text_chain, ()),
     "tree": (tree, ()),
 }
@@ -128,7 +144,7 @@ def test_each_generation_is_the_request_alone(name: str, llm: LLM, cold: LLM, ca
     assert blocks_held(llm) == 0
 
 
-@pytest.mark.parametrize("name", ["beside", "chain", "text"])
+@pytest.mark.parametrize("name", ["beside", "chain", "talk", "text"])
 def test_what_the_engine_begins_by_itself_is_the_same(name: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     program, args = PROGRAMS[name]
     begun: list[str] = []
@@ -142,7 +158,7 @@ def test_what_the_engine_begins_by_itself_is_the_same(name: str, llm: LLM, monke
     monkeypatch.setattr(Chains, "take_begun", taken)
     found = llm.run(program, *args, seed=6)
     # Stop strings end sequences in the engine once the vocabulary has been read.
-    assert len(begun) in {"beside": [0], "chain": range(4), "text": [5]}[name]
+    assert len(begun) in {"beside": range(2, 6), "chain": range(6), "talk": [7], "text": [5]}[name]
     monkeypatch.setattr(Interpreter, "_expected", lambda *args: [])
     assert llm.run(program, *args, seed=6).outputs == found.outputs
     assert blocks_held(llm) == 0

@@ -13,10 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
-from server_harness import NAME, Server, make_model, running, until
+from server_harness import NAME, PATIENCE, Server, make_model, running, until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "transfer"))
 from chaos_proxy import ChaosProxy, cut, flipped, held
@@ -59,6 +58,11 @@ def _handed(prefill: Server, salt: str, **body: Any) -> dict[str, Any]:
     return params
 
 
+def _patient(params: dict[str, Any]) -> dict[str, Any]:
+    """For blocks that do come: they have more time than the machine may stand still."""
+    return {**params, "patience": 60.0}
+
+
 def _words(answer: dict[str, Any]) -> object:
     (choice,) = answer["choices"]
     return choice["text"], choice["finish_reason"], choice.get("logprobs")
@@ -89,7 +93,7 @@ def test_an_answer_is_handed_over(servers: tuple[Server, Server], ways: dict[str
         params = _handed(prefill, salt, **ways)
         assert params["do_remote_prefill"] is True
         assert params["remote_num_tokens"] == _TOKENS
-        continued = _ask(decode, salt, params, **ways)
+        continued = _ask(decode, salt, _patient(params), **ways)
         assert _words(continued) == _words(whole)
         assert _cached(continued) == _TOKENS // _BLOCK * _BLOCK
         assert "kv_transfer_params" not in continued
@@ -118,7 +122,7 @@ def test_vllms_fields_alone_and_a_conversation(servers: tuple[Server, Server]) -
     params = first["kv_transfer_params"]
     assert params["first_token"] == whole["choices"][0]["token_ids"][0]
     vllms = {name: params[name] for name in ("do_remote_prefill", "remote_host", "remote_port", "remote_block_ids")}
-    continued = post(decode, kv_transfer_params={**vllms, "patience": 1.0})
+    continued = post(decode, kv_transfer_params=_patient(vllms))
     assert continued["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
     assert _cached(continued) > 300
 
@@ -130,11 +134,11 @@ def test_both_engines_at_once(servers: tuple[Server, Server]) -> None:
     salt = f"salt-{next(_salts)}"
     whole = _ask(decode, f"{salt}-whole")
     found: list[dict[str, Any]] = []
-    given = {"do_remote_prefill": True, "remote_address": address, "patience": 20.0}
+    given = _patient({"do_remote_prefill": True, "remote_address": address})
     waits = threading.Thread(target=lambda: found.append(_ask(decode, salt, given)))
     waits.start()
     _handed(prefill, salt)
-    waits.join(60)
+    waits.join(PATIENCE)
     assert _words(found[0]) == _words(whole)
     assert _cached(found[0]) > 0
 
@@ -194,7 +198,7 @@ def test_roles_change_while_requests_run(servers: tuple[Server, Server]) -> None
         text = "".join(_piece(line) for line in (first, *lines))
         assert text == whole["choices"][0]["text"]
         back = f"salt-{next(_salts)}"
-        continued = _ask(prefill, back, _handed(decode, back))
+        continued = _ask(prefill, back, _patient(_handed(decode, back)))
         assert _cached(continued) == _TOKENS // _BLOCK * _BLOCK
         refused = decode.complete(kv_transfer_params=params)
         assert (refused.status_code, "role prefill" in refused.text) == (400, True)
@@ -217,6 +221,14 @@ def _piece(line: str) -> str:
         ({"do_remote_prefill": 1}, "do_remote_prefill"),
         ({"do_remote_prefill": True, "remote_address": "tcp:a:1", "patience": 1e9}, "`patience` must be 0 to 60"),
         ({"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00"}, "`chain_hash` is of another"),
+        (
+            {"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00", "remote_block_size": 0},
+            "`remote_block_size` must be at least 1, got 0",
+        ),
+        (
+            {"do_remote_prefill": True, "remote_address": "tcp:a:1", "chain_hash": "00", "remote_layout": "x"},
+            "`remote_layout` must be hexadecimal digits, got 'x'",
+        ),
     ],
 )
 def test_fields_that_are_wrong(servers: tuple[Server, Server], given: dict[str, Any], message: str) -> None:
@@ -226,9 +238,40 @@ def test_fields_that_are_wrong(servers: tuple[Server, Server], given: dict[str, 
     assert answer.json()["error"]["param"] == "kv_transfer_params"
 
 
-def test_an_answer_that_is_handed_over_is_not_streamed(servers: tuple[Server, Server]) -> None:
-    answer = servers[0].complete(kv_transfer_params={"do_remote_decode": True}, stream=True)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+def test_a_stream_that_is_handed_over(servers: tuple[Server, Server]) -> None:
+    """Its last event says where the blocks are. What may begin a stop is not shown: the second engine decides."""
+    prefill, decode = servers
+    ways = {"temperature": 0, "max_tokens": 4}
+    whole = _ask(prefill, "streamed-whole", **ways)
+    text = whole["choices"][0]["text"]
+    for salt, more in (("streamed-1", {}), ("streamed-2", {"stop": [text[:2] + "never"]})):
+        given: dict[str, Any] = {"do_remote_decode": True}
+        asked = {**ways, **more, "prompt": _TEXT, "cache_salt": salt, "ignore_eos": True}
+        answer = prefill.complete(**{**asked, "max_tokens": 1, "kv_transfer_params": given, "stream": True})
+        *events, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        assert done == "[DONE]"
+        assert [("kv_transfer_params" in json.loads(one)) for one in events] == [False] * (len(events) - 1) + [True]
+        shown = "".join(json.loads(one)["choices"][0]["text"] for one in events)
+        assert shown == ("" if more else text[: len(shown)])
+        assert bool(shown) != bool(more)
+        continued = _ask(decode, salt, json.loads(events[-1])["kv_transfer_params"], **ways, **more)
+        assert continued["choices"][0]["text"] == text
+        assert _cached(continued) == _TOKENS // _BLOCK * _BLOCK
+
+
+def test_a_conversation_that_is_streamed_and_handed_over(servers: tuple[Server, Server]) -> None:
+    messages = [{"role": "user", "content": _TEXT}]
+    body = {"model": NAME, "messages": messages, "max_tokens": 1, "ignore_eos": True, "temperature": 0, "stream": True}
+    given = {"kv_transfer_params": {"do_remote_decode": True}}
+    answer = servers[0].http.post("/v1/chat/completions", json={**body, **given})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert isinstance(events[-1]["kv_transfer_params"]["first_token"], int)
+    assert not any("kv_transfer_params" in one for one in events[:-1])
+
+
+def test_requests_that_are_not_handed_over(servers: tuple[Server, Server]) -> None:
     answer = servers[0].complete(kv_transfer_params={"do_remote_decode": True}, prompt=["a", "b"])
     assert answer.status_code == 400
     answer = servers[0].http.post("/v1/engine/role", json={"role": "cook"})
@@ -247,16 +290,10 @@ def test_a_prefill_engine_that_is_killed(servers: tuple[Server, Server]) -> None
         assert _words(continued) == _words(whole)
         assert _cached(continued) == 0
 
-        def well() -> bool:
-            try:
-                return prefill.http.get("/health").status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        until(well)
+        until(lambda: prefill.http.get("/v1/engine/role").json()["epoch"] != params["remote_epoch"])
         again = f"salt-{next(_salts)}"
         handed = _handed(prefill, again)
         assert handed["remote_epoch"] != params["remote_epoch"]
-        continued = _ask(decode, again, handed)
+        continued = _ask(decode, again, _patient(handed))
         assert _words(continued) == _words(whole)
         assert _cached(continued) == _TOKENS // _BLOCK * _BLOCK

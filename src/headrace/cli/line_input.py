@@ -77,14 +77,19 @@ def _history(path: Path | None) -> Any:
 
 def _keys() -> KeyBindings:
     from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.keys import Keys
 
     keys = KeyBindings()
+
+    def more(event: KeyPressEvent) -> bool:
+        """True if keys wait behind this one. What a terminal tells of its cursor is none."""
+        return any(press.key != Keys.CPRResponse for press in event.app.key_processor.input_queue)
 
     def send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         before = buffer.document.text_before_cursor
         # Keys that wait behind Enter were not typed: a terminal without bracketed paste has pasted several lines.
-        if is_open(buffer.text) or event.app.key_processor.input_queue:
+        if is_open(buffer.text) or more(event):
             buffer.newline(copy_margin=False)
         elif before.endswith("\\"):
             buffer.delete_before_cursor()

@@ -68,8 +68,8 @@ class GenerateRequest:
     """The place among the requests with the same `since` and priority: the lowest runs first."""
     then: GenerateRequest | None = None
     """What will probably be asked next, with this one's id as `extends`; its prompt is what follows the tokens of this
-    one. The engine begins it at this one's end. If the next request that extends this one is the same, it takes over
-    what was begun; any other ends it, as does releasing this one."""
+    one, and its `prompt_logprobs_start` counts from there. The engine begins it at this one's end. If the next request
+    that extends this one is the same, it takes over what was begun; any other ends it, as does releasing this one."""
     rivals: tuple[int, ...] | None = None
     """Tokens to score in the place of the prompt's token `prompt_logprobs_start`, besides its own: at most
     `ModelInfo.rivals`. Not None: the output has `scores` instead of `prompt_logprobs`."""

@@ -178,12 +178,16 @@ class BaseClient:
         """The stream of a request that may begin behind at most so many tokens, with those behind it. None: however
         valid it may become, it must be asked for then."""
         try:
-            request = self.check(replace(asked, prompt=(0,) * before + asked.prompt))
+            request = self.check(
+                replace(asked, prompt=(0,) * before + asked.prompt, params=asked.params.behind(before))
+            )
         except InvalidRequest:
             return None
-        stream = RequestStream(
-            next(self._numbers), replace(request, prompt=asked.prompt), self._tokenizer, arrival, asked
-        )
+        params, start = request.params, asked.params.prompt_logprobs_start
+        if params.prompt_logprobs_start != start:
+            params = replace(params, prompt_logprobs_start=start)
+        request = replace(request, prompt=asked.prompt, params=params)
+        stream = RequestStream(next(self._numbers), request, self._tokenizer, arrival, asked)
         if asked.then is not None:
             stream.then = self._later(asked.then, _longest(request), arrival)
         return stream

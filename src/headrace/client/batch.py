@@ -13,7 +13,7 @@ from headrace.client.api import EngineClient, GenerateRequest, LogprobEntry, Out
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.structured_outputs import StructuredOutputs
 
-__all__ = ["Completion", "RequestOutput", "SequenceLimiter", "answer_all"]
+__all__ = ["Completion", "KeptPlaces", "RequestOutput", "SequenceLimiter", "answer_all"]
 
 
 @dataclass(slots=True)
@@ -51,16 +51,35 @@ class RequestOutput:
     """Of a request with `rivals`."""
 
 
+@dataclass(eq=False, slots=True)
+class KeptPlaces:
+    """Places that a caller keeps between two requests."""
+
+    count: int
+    give_way: Callable[[], None]
+
+
 class SequenceLimiter:
     """Limits the sequences that are in the engine at once, first come, first served. One event loop uses it."""
 
     def __init__(self, total: int) -> None:
         self._total = self._free = total
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._kept: dict[KeptPlaces, None] = {}
+        """Oldest first; none while someone waits."""
+
+    @property
+    def contended(self) -> bool:
+        """Someone waits for places."""
+        return bool(self._waiting)
 
     async def acquire(self, count: int) -> int:
         """Wait for so many free places, or for all if there are fewer. Returns the number of places acquired."""
         count = min(count, self._total)
+        while self._free < count and self._kept:
+            oldest = next(iter(self._kept))
+            self.drop(oldest)
+            oldest.give_way()
         if not self._waiting and self._free >= count:
             self._free -= count
             return count
@@ -84,6 +103,29 @@ class SequenceLimiter:
             if not granted.done():
                 self._free -= count
                 granted.set_result(None)
+
+    def keep(self, count: int, give_way: Callable[[], None]) -> KeptPlaces | None:
+        """Keep acquired places for the caller's next request, which `take` gives them to. They never make others wait:
+        if someone needs them, `give_way` is called, and they are that one's. None: someone waits already, and they are
+        released."""
+        if self._waiting:
+            self.release(count)
+            return None
+        kept = KeptPlaces(count, give_way)
+        self._kept[kept] = None
+        return kept
+
+    def take(self, kept: KeptPlaces) -> int:
+        """The number of kept places, which are the caller's again; 0 if they have been given away."""
+        if kept not in self._kept:
+            return 0
+        del self._kept[kept]
+        return kept.count
+
+    def drop(self, kept: KeptPlaces) -> None:
+        """Release kept places, unless they have been given away."""
+        if count := self.take(kept):
+            self.release(count)
 
 
 async def answer_all(

@@ -152,8 +152,12 @@ class ChoiceBuilder:
         self.finished = True
 
     def _end(self, out: Output, reason: FinishReason) -> None:
-        """End the choice with the text that was held back, which may still complete a stop."""
+        """End the choice with the text that was held back, which may still complete a stop. Where another engine goes
+        on, the text may go on differently: that engine shows it."""
         self.finished = True
+        if self._request.gives_blocks and reason == "length":
+            out.finish_reason = reason
+            return
         rest = self._stream.flush()
         if rest and reason not in ("error", "abort") and self._push_text(out, rest):
             return

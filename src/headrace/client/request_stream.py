@@ -68,10 +68,10 @@ class RequestStream:
         if not delta.went_on:
             return None
         kept = self._tokens if delta.stop_token is None else self._tokens[:-1]
-        asked = stream.asked
-        prompt = (*self.request.prompt, *kept, *asked.prompt)
-        stream.asked = replace(asked, prompt=prompt, extends=self.request.id)
-        stream.request = replace(stream.request, prompt=prompt)
+        before, asked = (*self.request.prompt, *kept), stream.asked
+        prompt = before + asked.prompt
+        stream.asked = replace(asked, prompt=prompt, params=asked.params.behind(len(before)), extends=self.request.id)
+        stream.request = replace(stream.request, prompt=prompt, params=stream.request.params.behind(len(before)))
         stream.outputs = RequestOutputs(stream.request, self._tokenizer, stream.arrival)
         stream.mark()
         return stream

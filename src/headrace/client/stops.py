@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["StopFinder", "StopMatch", "special_stops"]
+__all__ = ["StopFinder", "StopMatch", "TextCodec", "special_stops"]
 
 
 class TextCodec(Protocol):

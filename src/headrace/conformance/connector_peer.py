@@ -24,20 +24,40 @@ from headrace.transfer.connectors.finding import open_connector
 from headrace.transfer.identity import Identity
 from headrace.transfer.sealed import HEADER_BYTES
 
-__all__ = ["LocalPeer", "Peer", "ProcessPeer", "expected", "names"]
+__all__ = ["LocalPeer", "Peer", "ProcessPeer", "expected", "names", "tokens"]
 
-BLOCK_SIZE = 16
+_LONGEST = 10_000
+"""More tokens than any series has."""
+
+
+def tokens(series: int, count: int) -> list[int]:
+    """The first tokens of a series."""
+    return list(range(series * _LONGEST, series * _LONGEST + count))
 
 
 def names(identity: Identity, series: int, count: int) -> list[bytes]:
     """Chain hashes of the first blocks of a series of blocks."""
-    first = first_hash(identity.layout_id, salt=str(series))
-    return list(chain(first, ([series, at] * (BLOCK_SIZE // 2) for at in range(count))))
+    size, salt = identity.block_size, str(series)
+    whole = tokens(series, count * size)
+    return list(
+        chain(first_hash(identity.layout_id, salt=salt), (whole[at : at + size] for at in range(0, len(whole), size)))
+    )
 
 
 def expected(identity: Identity, series: int, at: int) -> bytes:
-    """The payload of a series' block."""
-    return random.Random(series * 1_000_003 + at).randbytes(identity.block_bytes)
+    """The payload of a series' block. If the identity says how blocks are laid out, each row has the bytes of its
+    token, layer, part and head, wherever that lies."""
+    if identity.form is None:
+        return random.Random(series * 1_000_003 + at).randbytes(identity.block_bytes)
+    payload, size = bytearray(), identity.block_size
+    for layers in identity.form.ranks:
+        for layer, first, heads in layers:
+            for part, row in enumerate(identity.form.rows[layer]):
+                for head in range(first, first + heads):
+                    for token in range(at * size, at * size + size):
+                        payload += random.Random(f"{series} {layer} {part} {head} {token}").randbytes(row)
+                payload += bytes(-len(payload) % identity.form.align)
+    return bytes(payload)
 
 
 def put(connector: Connector, identity: Identity, series: int, start: int, stop: int) -> int:
@@ -45,7 +65,7 @@ def put(connector: Connector, identity: Identity, series: int, start: int, stop:
     hashes, done = names(identity, series, stop), 0
     for at in range(start, stop):
         payload = memoryview(expected(identity, series, at))
-        done += connector.shelf.put(hashes[at], at, BLOCK_SIZE, payload)
+        done += connector.shelf.put(hashes[at], at, identity.block_size, payload)
     return done
 
 

@@ -20,9 +20,10 @@ from typing import ClassVar
 
 import pytest
 
-from headrace.conformance.connector_peer import LocalPeer, Peer, ProcessPeer, expected, names
+from headrace.conformance.connector_peer import LocalPeer, Peer, ProcessPeer, expected, names, tokens
+from headrace.conformance.conversions import CASES, Case, identity_of
 from headrace.errors import ConfigError
-from headrace.transfer.connectors.connector import Arrival, Connector, ConnectorSettings, Order
+from headrace.transfer.connectors.connector import Arrival, Connector, ConnectorSettings, Order, Prefix
 from headrace.transfer.connectors.finding import open_connector
 from headrace.transfer.identity import Identity
 
@@ -42,6 +43,8 @@ class ConnectorSuite:
     """Name of the connector under test."""
     in_process: ClassVar[bool] = False
     """The ends only find each other within one process."""
+    converts: ClassVar[bool] = True
+    """Blocks of another size arrive as blocks of ours. False: they are refused with both sizes."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -165,6 +168,28 @@ class ConnectorSuite:
             end.close()
         assert ended.state == "failed"
         assert all(value in ended.reason for value in both), ended.reason
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_blocks_of_another_size_or_split(self, settings: ConnectorSettings, case: Case) -> None:
+        """They are converted: every row of every head is that of its token. Both ends are in this process."""
+        there, here = (replace(settings, identity=identity_of(*engine)) for engine in (case.theirs, case.ours))
+        series, other = next(_series), LocalPeer(self.connector, there)
+        other.put(series, 0, case.given // case.theirs[0])
+        end = open_connector(self.connector, replace(here, shelf_blocks=0))
+        try:
+            hashes = names(here.identity, series, case.first + case.asked)[case.first :]
+            prefix = Prefix(tokens(series, case.given), case.given, salt=str(series))
+            ticket = end.fetch(Order(other.address, hashes, _SOON, epoch=7, prefix=prefix))
+            ended = _settled(end, ticket)
+            if not self.converts and there.identity.block_bytes != here.identity.block_bytes:
+                assert ended.state == "failed"
+                assert "one size" in ended.reason
+                return
+            assert ended[1:] == (case.arrive, "sealed", "")
+            _check(end, ticket, here, series, range(case.first, case.first + case.arrive))
+        finally:
+            end.close()
+            other.kill()
 
     def test_another_secret_is_refused(self, peer: Peer, settings: ConnectorSettings) -> None:
         end = open_connector(self.connector, replace(settings, secret=b"a guess", shelf_blocks=0))

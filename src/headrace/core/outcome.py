@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import advance, forced
@@ -16,6 +16,7 @@ __all__ = [
     "append_forced",
     "emit",
     "merged",
+    "of_chunk",
     "scheduler_stats",
     "score_prompt",
     "token_logprobs",
@@ -73,7 +74,7 @@ def score_prompt(seq: Sequence, position: int, rivals: Collection[int], row: int
     assert seq.prompt_logprobs is not None
     assert result.logprobs is not None
     count = seq.params.prompt_logprobs or 0
-    seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+    seq.prompt_logprobs[position + 1] = token_logprobs(result, row, seq.tokens[position + 1], count)
     end = row + 1 + len(rivals)
     if rivals:
         seq.rivals = [float(value) for value in result.logprobs[row + 1 : end]]
@@ -141,8 +142,19 @@ def about_prompt(delta: Delta, seq: Sequence) -> None:
         delta.embedding = seq.pool.embedding
 
 
+def of_chunk(found: Iterable[Delta | None], end: int, seq: Sequence) -> list[Delta]:
+    """What a chunk of known tokens, up to `end`, brought for its sequence: one delta, or none."""
+    deltas = [delta for delta in found if delta is not None]
+    if not deltas:
+        return []
+    delta = merged(deltas)
+    if end == seq.prompt_len:
+        about_prompt(delta, seq)
+    return [delta]
+
+
 def merged(deltas: list[Delta]) -> Delta:
-    """One delta of a sequence's deltas of one step, in order."""
+    """One delta of a sequence's deltas, in order."""
     first, *others = deltas
     for delta in others:
         first.token_ids += delta.token_ids

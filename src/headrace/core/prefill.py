@@ -10,6 +10,7 @@ from headrace.core.plan_builder import PrefillChunk, StepExtras
 from headrace.core.running import RunningSequences, urgency
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
+from headrace.core.successors import Successors
 from headrace.core.waiting_queue import WaitingQueue
 
 __all__ = ["Prefill"]
@@ -25,7 +26,9 @@ class Prefill:
         slots: Slots,
         cache: KVCache,
         open_sequences: OpenSequences,
+        successors: Successors,
     ) -> None:
+        self._successors = successors
         self._waiting, self._running, self._slots, self._cache = waiting, running, slots, cache
         self._open = open_sequences
         self.cached_tokens = 0
@@ -37,6 +40,8 @@ class Prefill:
     ) -> None:
         """Spend a budget of tokens: waiting sequences and those already running, in one order. `committed`: the last
         committed step."""
+        for seq in self._successors.start():
+            self._count(seq, int(self._slots.computed[seq.slot]))
         begun = deque(self._running.prefilling())
         full = False
         while budget:
@@ -57,6 +62,9 @@ class Prefill:
         if not self._slots.free and not self._open:
             return None
         seq = self._waiting.pick(committed, lambda seq: self._estimate(seq, step))
+        while seq is not None and (awaited := self._cache.awaited(seq)) > committed:
+            seq.hold = awaited
+            seq = self._waiting.pick(committed, lambda seq: self._estimate(seq, step))
         if seq is None or not (self._slots.free or self._open.free_slot()):
             return None
         while True:
@@ -84,10 +92,14 @@ class Prefill:
         if computed is None:
             return False
         self._running.enter(seq)
+        self._count(seq, computed)
+        return True
+
+    def _count(self, seq: Sequence, computed: int) -> None:
+        """Note what a sequence that has taken over another's slot need not compute."""
         seq.cached, seq.first_scheduled = computed, seq.request.arrival
         self.cached_tokens += computed
         self.prompt_tokens += seq.prompt_len
-        return True
 
     def _estimate(self, seq: Sequence, step: int) -> int:
         if seq.estimated_at != step:
@@ -121,4 +133,6 @@ class Prefill:
         chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples, rivals=rivals))
         self._slots.computed[seq.slot] = end
         self._cache.publish(seq, end, step)
+        if score_to > score_from:
+            self._cache.expect(seq, step)
         return end - start + len(rivals)

@@ -47,6 +47,10 @@ class RunningSequences:
         self._by_id[seq.id] = seq
         self._prefilling.append(seq)
 
+    def rejoin(self, seq: Sequence) -> None:
+        """Add a sequence whose last token is in flight."""
+        self._by_id[seq.id] = seq
+
     def leave(self, seq: Sequence) -> None:
         """Remove a sequence that has released its slot."""
         del self._by_id[seq.id]

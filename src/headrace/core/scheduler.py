@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from itertools import count
 
 import numpy as np
 
@@ -17,13 +18,14 @@ from headrace.core.invariants import check
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.open_sequences import OpenSequences
-from headrace.core.outcome import about_prompt, append, append_forced, emit, merged, scheduler_stats, score_prompt
+from headrace.core.outcome import append, append_forced, emit, of_chunk, scheduler_stats, score_prompt
 from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, build, complete
 from headrace.core.prefill import Prefill
 from headrace.core.radix import RadixTree
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
+from headrace.core.successors import Successors
 from headrace.core.verification import Verification
 from headrace.core.waiting_queue import WaitingQueue
 from headrace.errors import Overloaded
@@ -52,21 +54,20 @@ class Scheduler:
         """All sequences that have not ended."""
         self._running = RunningSequences(self._slots, config.block_size, config.stages)
         self._open = OpenSequences(self._cache, self._slots)
-        self._prefill = Prefill(self._waiting, self._running, self._slots, self._cache, self._open)
-        self._verification = (
-            None if drafts is None else Verification(drafts, config, self._running, self._slots, self._cache)
-        )
+        self._orders = count(1)
+        parts = self._running, self._slots, self._cache
+        self._successors = Successors(config, self._requests, self._orders, *parts)
+        self._prefill = Prefill(self._waiting, *parts, self._open, self._successors)
+        self._verification = None if drafts is None else Verification(drafts, config, *parts)
         self._fetches = Fetches(self._cache, tiers)
         self._growth = Growth(self._running, self._cache, self._open, self._fetches, self._preempt)
         self._in_flight: deque[int] = deque()
         self._now = 0.0
         """Of the last step."""
-        self._launched = 0
-        self._committed = 0
+        self._launched = self._committed = self._preemptions = 0
         self._outbox: list[Delta] = []
         self.broken: dict[str, list[int]] = {}
         """Known tokens of ended sequences whose logits were not finite, until the engine reads them."""
-        self._arrivals = self._preemptions = 0
 
     # Requests
 
@@ -79,11 +80,11 @@ class Scheduler:
         if not goes_on and len(self._waiting) >= self.config.max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
         # An invalid request may only fail here, before any state has changed.
-        seq = Sequence.of(request, self._arrivals + 1, self.config.vocab_size, matcher)
-        self._arrivals += 1
+        seq = Sequence.of(request, next(self._orders), self.config.vocab_size, matcher)
         self._requests[request.id] = seq
         if self._verification is not None:
             self._verification.begin(seq)
+        self._successors.watch(seq)
         if not (goes_on and self._prefill.resume(seq)):
             self._queue(seq)
 
@@ -91,6 +92,7 @@ class Scheduler:
         """End a request now; its blocks are free for the next step, and tokens in flight are dropped. The next commit
         or drain returns one delta with reason `abort`. An open sequence and a pin are closed. False: no such request
         runs."""
+        self._successors.undo(request_id)
         seq = self._requests.get(request_id)
         if seq is None:
             self._open.close(request_id)
@@ -101,6 +103,7 @@ class Scheduler:
 
     def finish(self, request_id: str) -> bool:
         """End a request as `abort` does, but without a delta: the caller has found its end (a stop string)."""
+        self._successors.undo(request_id)
         seq = self._requests.get(request_id)
         if seq is None:
             return False
@@ -129,7 +132,7 @@ class Scheduler:
 
         The plan's arrays are read-only and stay valid until it is committed.
         """
-        if self._running.waits():
+        if self._running.waits() or self._successors:
             return None
         self._now = now
         self._open.expire(now)
@@ -216,6 +219,7 @@ class Scheduler:
         failed.
         """
         self._retire(plan)
+        self._successors.undo_all()
         deltas = self.drain()
         for seq, epoch in plan.tag.sequences():
             if seq.epoch == epoch:
@@ -259,7 +263,7 @@ class Scheduler:
         """Assert all invariants. Slow: for tests."""
         pinned, reserved = self._open.pinned() + self._fetches.locked(), self._fetches.reserved()
         check(self._cache, self._slots, self._running.all() + self._open.all(), pinned, reserved)
-        assert len(self._requests) == len(self._running) + len(self._waiting)
+        assert len(self._requests) == len(self._running) + len(self._waiting) + len(self._successors)
 
     # Parts of schedule
 
@@ -294,6 +298,7 @@ class Scheduler:
             return None
         delta = emit(seq, index, row, result)
         if delta.finish_reason is not None:
+            delta.went_on = self._successors.settle(seq)
             self._end(seq, opens=delta.error is None)
         return delta
 
@@ -347,13 +352,7 @@ class Scheduler:
         if seq.slot >= 0:
             seq.filled = max(chunk.end, seq.filled)
             self._cache.commit_blocks(seq, self._committed)
-        deltas = [delta for delta in found if delta is not None]
-        if not deltas:
-            return []
-        delta = merged(deltas)
-        if chunk.end == seq.prompt_len:
-            about_prompt(delta, seq)
-        return [delta]
+        return of_chunk(found, chunk.end, seq)
 
     def _fault(self, seq: Sequence, error: Exception) -> Delta:
         """End a sequence whose result could not be processed: an internal error must not affect other sequences."""
@@ -378,13 +377,14 @@ class Scheduler:
 
     def _end(self, seq: Sequence, keep: bool = True, opens: bool = False) -> None:
         """Remove a sequence; its results in flight become invalid. `opens`: it stays open if its request wants that."""
+        self._successors.leave(seq)
         if seq.slot >= 0 and opens and seq.request.keep:
             seq.closed_at = self._launched
             self._running.leave(seq)
             self._open.add(seq, self._now)
         elif seq.slot >= 0:
             self._release(seq, keep)
-        else:
+        elif not seq.succeeded:
             self._waiting.remove(seq)
         self._fetches.remove(seq)
         del self._requests[seq.id]

@@ -33,7 +33,10 @@ class _Link:
             if end.stop_token not in self.request.eos_token_ids + self.request.then_after:
                 return None
             tokens = tokens[:-1]
-        return replace(self.then, prompt=(*self.request.prompt, *tokens, *self.then.prompt), extends=self.request.id)
+        before, then = (*self.request.prompt, *tokens), self.then
+        return replace(
+            then, prompt=before + then.prompt, params=then.params.behind(len(before)), extends=self.request.id
+        )
 
 
 class Chains:
@@ -77,11 +80,12 @@ class Chains:
             request = link.next(delta) if delta.finish_reason in ("stop", "length") else None
             if request is None:
                 continue
-            try:
-                self._admit(request, link.matchers)
-            except HeadraceError:
-                continue
-            delta.went_on = True
+            if not delta.went_on:
+                try:
+                    self._admit(request, link.matchers)
+                except HeadraceError:
+                    continue
+                delta.went_on = True
             self._begun.append(request)
             self.begin([request])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.config import Config
 from headrace.core.block_source import BlockSource
+from headrace.engine.block_identity import BlockIdentity
 from headrace.engine.wire import TransferInfo
 from headrace.environment import read_environment
 from headrace.errors import ConfigError
@@ -34,20 +35,24 @@ def check_peers(config: Config) -> None:
 
 
 def open_peers(
-    config: Config, resolved: Resolved, model: str, layout: bytes, block_bytes: int, below: BlockSource | None
+    config: Config, resolved: Resolved, blocks: BlockIdentity, below: BlockSource | None
 ) -> tuple[PeerTier, TransferInfo]:
-    """The source of blocks of other engines, before `below`. `model`: digest of the checkpoint. Raises ConfigError."""
+    """The source of blocks of other engines, before `below`. Raises ConfigError."""
     given, kv = config.transfer, resolved.kv_layout
     identity = Identity(
-        model=model,
-        layout_id=layout,
+        model=blocks.model,
+        layout_id=blocks.layout_id,
         dtype=kv.dtype,
         block_size=kv.block_size,
-        block_bytes=block_bytes,
+        block_bytes=blocks.block_bytes,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
+        pipeline_parallel_size=config.parallel.pipeline_parallel_size,
         epoch=secrets.randbits(32),
+        content_id=blocks.content_id,
+        form=blocks.form,
+        drafter=blocks.drafter,
     )
-    size = HEADER_BYTES + block_bytes
+    size = HEADER_BYTES + blocks.block_bytes
     settings = ConnectorSettings(
         identity,
         _secret(config),
@@ -58,15 +63,16 @@ def open_peers(
     )
     connector = open_connector(given.kv_connector, settings)
     _log.info("KV blocks for other engines at %s, up to %d", connector.address, settings.shelf_blocks)
-    info = TransferInfo(connector.name, connector.address, identity.epoch, layout, given.kv_lease)
-    return PeerTier(connector, kv.block_size, block_bytes, settings.staging_blocks, below), info
+    content = blocks.content_id if blocks.form is not None else b""
+    info = TransferInfo(connector.name, connector.address, identity.epoch, blocks.layout_id, given.kv_lease, content)
+    return PeerTier(connector, kv.block_size, blocks.block_bytes, settings.staging_blocks, below), info
 
 
 def try_peers(config: Config, resolved: Resolved, block_bytes: int) -> None:
     """Open what `open_peers` would, and close it: an address, a secret or a library may be missing. Raises ConfigError
     and PluginError."""
     if config.transfer.role is not None:
-        open_peers(config, resolved, "", b"", block_bytes, None)[0].close()
+        open_peers(config, resolved, BlockIdentity("", b"", b"", block_bytes, "", None), None)[0].close()
 
 
 def _secret(config: Config) -> bytes:

@@ -14,6 +14,7 @@ from headrace.checkpoints.packed.cache import PackedCache, open_cache
 from headrace.checkpoints.packing import Packing
 from headrace.checkpoints.quantizing import quantizing
 from headrace.config import EAGLE3, MTP, Config
+from headrace.engine.block_identity import moves_blocks, rank_block_bytes
 from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
@@ -132,7 +133,7 @@ def load_follower(start: Start, send: Callable[[RankMessage], None], receive: Ca
         loaded = load_rank(config, checkpoint, device, shard, sizes, lambda stage, done: None)
         loaded.answers = shard.stages > 1 and shard.samples and shard.rank == 0
         loaded.save_packed()
-        send(Loaded())
+        send(Loaded(rank_block_bytes(loaded.runner, platform.name) if moves_blocks(config) else 0))
         return loaded
     except BaseException:
         device.close()

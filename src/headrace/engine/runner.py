@@ -89,6 +89,12 @@ class LaunchedStep:
         self._plan, self._outputs, self._sample, self._failed = plan, outputs, sample, failed
         self._parts = parts
 
+    def take_stored(self) -> Callable[[], list[npt.NDArray[np.uint8]] | None]:
+        """What waits for the blocks that were read before the step, and gives them; `result` does not any more. Any
+        thread may call it, once."""
+        parts, self._parts = self._parts, ()
+        return partial(stored, parts)
+
     def sample(self) -> None:
         """Launch the second part of a split step, whose plan is complete now. Raises PlatformError."""
         try:
@@ -184,9 +190,13 @@ class Runner:
         return outputs
 
     def block_bytes(self) -> int:
-        """Bytes of one block of the cache, as plans load and store them. Raises PlatformError if the device cannot move
+        """Bytes of this rank's part of one block of the cache. Raises PlatformError if the device cannot move
         blocks."""
         return self._mover.block_bytes(self.read)
+
+    def share_blocks(self, part: slice) -> None:
+        """The bytes of blocks that plans load are of all ranks; `part` are this one's."""
+        self._mover.part = part
 
     def run_beside(
         self, executable: Executable, kv: KV, inputs: Mapping[str, Tensor]

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from dataclasses import replace
 
-from headrace import __version__
 from headrace.checkpoints.checkpoint import Checkpoint
-from headrace.checkpoints.packed.cache import directory_of
-from headrace.checkpoints.packed.content import Contents, checkpoint_files
 from headrace.config import Config
 from headrace.core.block_source import BlockSource
 from headrace.core.fetches import Tiers
 from headrace.core.tier_record import TierRecord
+from headrace.engine.block_identity import KeepsInBlocks, block_identity, moves_blocks, rank_block_bytes
 from headrace.engine.peer_loading import check_peers, open_peers
+from headrace.engine.ranks.leader import Followers
 from headrace.engine.runner import Runner
 from headrace.engine.wire import TransferInfo
-from headrace.errors import ConfigError, PlatformError
-from headrace.platforms.interface import Device, NamesChip, PackedForms
+from headrace.errors import ConfigError
+from headrace.platforms.interface import Device
 from headrace.resolution import Resolved
-from headrace.speculation.ngram import NgramDrafter
 from headrace.tiers.disk_tier import DiskTier
 from headrace.tiers.host_tier import HostTier
-from headrace.transfer.chain import HASH_BYTES, first_hash, next_hash
+from headrace.transfer.chain import first_hash, next_hash
 from headrace.types import Capabilities
 
-__all__ = ["check_tiers", "layout_id", "open_tiers", "tiers_of"]
+__all__ = ["check_tiers", "open_tiers", "tiers_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,19 +36,6 @@ def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> No
         if not cache.prefix_caching:
             raise ConfigError(
                 f"{name} needs blocks of cached prefixes, and prefix_caching is off: leave one of them out"
-            )
-        parallel = config.parallel
-        split = "pipeline_parallel_size" if parallel.tensor_parallel_size == 1 else "tensor_parallel_size"
-        if parallel.world_size > 1:
-            raise ConfigError(
-                f"{name}: with {split} {getattr(parallel, split)} each rank holds a part of every block, which cannot "
-                "be moved yet: leave one of them out"
-            )
-        method = (config.scheduler.speculate or "").partition(":")[0]
-        if config.scheduler.draft_model is not None or method == "mtp":
-            raise ConfigError(
-                f"{name}: what {method} drafts with keeps a cache of its own, which cannot be moved yet: speculate "
-                f"with {NgramDrafter.name}, or leave {name} out"
             )
     check_peers(config)
     if cache.kv_host_memory is not None and capabilities.host_memory:
@@ -69,15 +52,19 @@ def open_tiers(
     platform: str,
     resolved: Resolved,
     runner: Runner,
+    followers: Followers,
+    drafter: KeepsInBlocks | None,
     reasons: list[str],
 ) -> tuple[Tiers | None, TransferInfo | None]:
     """The tiers, and how other engines fetch blocks from this one; None for what the configuration does not ask for.
     Adds a line about each tier to `reasons`. Raises ConfigError."""
     cache = config.cache
-    if cache.kv_host_memory is None and cache.disk is None and config.transfer.role is None:
+    if not moves_blocks(config):
         return None, None
-    block_bytes = _block_bytes(runner, platform)
-    layout = layout_id(config, checkpoint, device, platform, resolved, block_bytes)
+    own = rank_block_bytes(runner, platform)
+    runner.share_blocks(slice(own))
+    identity = block_identity(config, checkpoint, device, platform, resolved, followers.share_blocks(own), drafter)
+    layout, block_bytes = identity.layout_id, identity.block_bytes
     source: BlockSource | None = None
     record = TierRecord()
     lines = []
@@ -91,7 +78,7 @@ def open_tiers(
         source = HostTier(cache.kv_host_memory, source, record)
     gives, transfer = None, None
     if config.transfer.role is not None:
-        source, transfer = open_peers(config, resolved, _digest(checkpoint), layout, block_bytes, source)
+        source, transfer = open_peers(config, resolved, identity, source)
         gives = source.gives
         lines.append(f"KV blocks of other engines, and for them at {transfer.address}")
     for line in lines:
@@ -105,39 +92,3 @@ def open_tiers(
 def tiers_of(source: BlockSource, layout: bytes, block_bytes: int) -> Tiers:
     """A source for the scheduler of an engine whose blocks have this layout."""
     return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes, layout)
-
-
-def _digest(checkpoint: Checkpoint) -> str:
-    return Contents(directory_of() / "contents.json").digest(checkpoint_files(checkpoint.path))
-
-
-def layout_id(
-    config: Config, checkpoint: Checkpoint, device: Device, platform: str, resolved: Resolved, block_bytes: int
-) -> bytes:
-    """Names everything that the bytes of a block depend on, beside its tokens: the model's files, how they are
-    computed, and how a block is laid out. Reads the files once; later their times identify them."""
-    forms, named = device.extension(PackedForms), device.extension(NamesChip)
-    facts = {
-        "files": _digest(checkpoint),
-        "decoder": repr(checkpoint.decoder_config),
-        "quantize": config.model.quantize,
-        "dtype": (config.model.dtype, resolved.dtype),
-        "layout": repr(resolved.kv_layout),
-        "bytes": block_bytes,
-        "platform": platform,
-        "form": "" if forms is None else forms.identity,
-        "device": type(device).__name__,
-        "chip": "" if named is None else named.chip,
-        "options": sorted(f"{name}={value}" for name, value in config.device.options.items()),
-        "version": __version__,
-    }
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=HASH_BYTES).digest()
-
-
-def _block_bytes(runner: Runner, platform: str) -> int:
-    try:
-        return runner.block_bytes()
-    except PlatformError as error:
-        raise ConfigError(
-            f"platform {platform} cannot move KV blocks ({error}): leave kv_disk, kv_host_memory and role out"
-        ) from error

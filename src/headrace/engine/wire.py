@@ -92,6 +92,9 @@ class TransferInfo(WireMessage, frozen=True):
     """Part of the blocks' names (`transfer/chain.py`)."""
     lease: float
     """Seconds for which a block stays where it can be fetched."""
+    content_id: bytes = b""
+    """Engines with the same one take each other's blocks, converted if their layouts differ; empty: only engines of the
+    same layout do."""
 
 
 class EngineInfo(WireMessage, frozen=True):

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from headrace.lang.conversation import Conversation
+from headrace.lang.conversation import Conversation, Tail
 
 __all__ = [
     "Backend",
@@ -91,17 +91,20 @@ class RunScope(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A generation that will probably follow, in the same message: constant text, then the next `generate`."""
+    """A `generate`, or a `score`, that will probably follow a generation."""
 
-    text: str
-    sampling: Mapping[str, Any]
-    constraint: Mapping[str, Any] | None
+    tail: Tail
+    """What lies between the two."""
     turn: tuple[int, ...]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    constraint: Mapping[str, Any] | None = None
+    choices: Sequence[str] = ()
+    """Of a `score`; nothing is known of what follows it."""
 
 
 class RunBackend(Backend, Protocol):
     """In `generate` and `score`, `turn` says which request of the run goes first: the one with the lowest. `expected`
-    gives the generations that will probably follow, one behind the other."""
+    gives what will probably follow, one request behind the other."""
 
     async def generate(
         self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import ProgramError
 
-__all__ = ["MOST_TEXT", "Conversation"]
+__all__ = ["MOST_TEXT", "Conversation", "Tail"]
 
 MOST_TEXT = 16 << 20
 """Most characters of a conversation."""
@@ -55,3 +55,33 @@ class Conversation:
         if self.role is not None and self.text:
             found.append((self.role, self.text))
         return [{"role": role, "content": text} for role, text in found]
+
+
+class Tail(NamedTuple):
+    """What follows a generation that has not ended, in its conversation."""
+
+    text: str = ""
+    """In its own message."""
+    turns: tuple[tuple[str, str], ...] | None = None
+    """(role, content) of the messages behind that one; None: it has not ended."""
+    role: str | None = None
+    """Of the open message behind them."""
+    opening: str = ""
+    """The open message's content so far."""
+
+    def add(self, text: str) -> Tail:
+        if self.turns is None:
+            return self._replace(text=self.text + text)
+        return self._replace(opening=self.opening + text)
+
+    def begin(self, role: str) -> Tail:
+        return self._replace(role=role)
+
+    def end(self) -> Tail:
+        if self.turns is None or self.role is None:
+            return Tail(self.text, ())
+        return Tail(self.text, (*self.turns, (self.role, self.opening)))
+
+    @property
+    def size(self) -> int:
+        return len(self.text) + len(self.opening) + sum(len(text) for _, text in self.turns or ())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from headrace.errors import HeadraceError, ProgramError, excerpt
 from headrace.lang.backend import Generated
@@ -15,17 +16,21 @@ from headrace.lang.plan import (
     ForkOp,
     ForOp,
     GenOp,
+    IfOp,
     Lit,
     Operand,
     PlanOp,
+    Region,
     RequireOp,
     SelectOp,
     TextOp,
+    WhileOp,
 )
 from headrace.lang.strict_json import parse_json
 
 __all__ = [
     "Path",
+    "Place",
     "Scope",
     "entries_to_run",
     "evaluate",
@@ -41,14 +46,27 @@ Path = tuple[int, ...]
 """Numbers of the branches and passes around an operation, outermost first."""
 
 
+class Place(NamedTuple):
+    """A region in a run."""
+
+    region: Region
+    path: Path = ()
+    op: ForOp | ForkOp | IfOp | WhileOp | None = None
+    """The operation that it is a part of."""
+    number: int = 0
+    """Of the pass, or of the branch."""
+    entries: Sequence[Any] = ()
+    """Those of a `for`, of all passes."""
+
+
 class Scope:
-    """Values by number, in front of those of the region around it."""
+    """The values of a region by number, in front of those of the region around it."""
 
-    __slots__ = ("outer", "values")
+    __slots__ = ("outer", "place", "values")
 
-    def __init__(self, outer: Scope | None = None) -> None:
+    def __init__(self, outer: Scope | None, place: Place) -> None:
         self.values: dict[int, Any] = {}
-        self.outer = outer
+        self.outer, self.place = outer, place
 
     def __getitem__(self, number: int) -> Any:
         scope: Scope | None = self

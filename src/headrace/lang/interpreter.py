@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from headrace.lang.critical_path import CriticalPath
 from headrace.lang.data_flow import DataFlow, run_flow
 from headrace.lang.evaluating import (
     Path,
+    Place,
     Scope,
     entries_to_run,
     evaluate,
@@ -29,7 +31,7 @@ from headrace.lang.evaluating import (
     within,
     written,
 )
-from headrace.lang.expected import NextGen, next_gens
+from headrace.lang.foresight import Foresight
 from headrace.lang.operators import MOST_NESTING, MOST_SIZE, is_deep, is_large
 from headrace.lang.plan import (
     CallOp,
@@ -58,9 +60,7 @@ MOST_CHOICES = 4096
 MOST_OUTPUT = 4 * MOST_SIZE
 """Characters and entries of all outputs, counted as often as they would be written."""
 _MOST_EXPECTED = 16
-"""Generations that the engine is told of beforehand."""
-_MOST_FORESEEN = 2000
-"""Characters and values between two of them, which are tokenised in the event loop."""
+"""Requests that the engine is told of beforehand."""
 _IN_LOOP = 1 << 16
 """Characters and entries. An operator that reads more runs in a thread: others run in the meantime."""
 
@@ -107,19 +107,17 @@ class Interpreter:
         self._left = plan.limits.tokens
         self._flow = DataFlow(plan)
         self._path = None if self._keeps is None else CriticalPath(plan, self._flow)
-        self._seen: set[int] = set()
-        self._next: dict[int, NextGen] = {}
-        """Of each generation in the regions that were seen."""
+        self._foresight = Foresight()
         self.usage = TokenCounts()
         self.nodes: list[NodeReport] = []
 
     async def run(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Conversation]:
         """The outputs and the program's state at the end. Raises ProgramError and the backend's errors, which name the
         place."""
-        scope = Scope()
+        scope = Scope(None, Place(self._plan.body))
         for param in self._plan.inputs:
             scope.values[param.id] = inputs[param.name]
-        work = self._region(self._plan.body, scope, [Conversation()], ())
+        work = self._region(scope, [Conversation()])
         seconds = self._plan.limits.seconds
         try:
             (end,) = await (work if seconds is None else asyncio.wait_for(work, seconds))
@@ -133,12 +131,10 @@ class Interpreter:
             raise ProgramError(f"the outputs have more than {MOST_OUTPUT} characters and entries", self._plan.name)
         return outputs, end
 
-    async def _region(self, region: Region, scope: Scope, args: list[Any], path: Path) -> list[Any]:
+    async def _region(self, scope: Scope, args: list[Any]) -> list[Any]:
+        region, path = scope.place.region, scope.place.path
         scope.values.update(zip(region.args, args, strict=True))
         flow = self._flow.of(region)
-        if self._keeps is not None and id(region) not in self._seen:
-            self._seen.add(id(region))
-            self._next.update(next_gens(region))
         if flow is None:
             for op in region.ops:
                 await self._placed(op, scope, path)
@@ -189,14 +185,16 @@ class Interpreter:
     async def _control(self, op: ForkOp | IfOp | WhileOp | ForOp, scope: Scope, path: Path) -> None:
         if isinstance(op, IfOp):
             chosen = op.then if holds(scope.read(op.cond)) else op.orelse
-            found = await self._region(chosen, Scope(scope), [], path)
+            found = await self._region(Scope(scope, Place(chosen, path, op)), [])
         elif isinstance(op, ForkOp):
             found = await self._fork(op, scope, path)
         elif isinstance(op, ForOp):
             found = [scope.read(one) for one in op.init]
-            for index, entry in enumerate(entries_to_run(op, scope)):
+            entries = entries_to_run(op, scope)
+            for index, entry in enumerate(entries):
                 await self._meter.add(())
-                found = await self._region(op.body, Scope(scope), [entry, index, *found], (*path, index))
+                place = Place(op.body, (*path, index), op, index, entries)
+                found = await self._region(Scope(scope, place), [entry, index, *found])
         else:
             found = await self._while(op, scope, path)
         scope.values.update(zip(op.outs, found, strict=True))
@@ -205,10 +203,11 @@ class Interpreter:
         found = [scope.read(one) for one in op.init]
         for index in range(op.max):
             await self._meter.add(())
-            (cond,) = await self._region(op.cond, Scope(scope), found, (*path, index))
+            place = Place(op.cond, (*path, index), op, index)
+            (cond,) = await self._region(Scope(scope, place), found)
             if not holds(cond):
                 break
-            found = await self._region(op.body, Scope(scope), found, (*path, index))
+            found = await self._region(Scope(scope, place._replace(region=op.body)), found)
         return found
 
     async def _fork(self, op: ForkOp, scope: Scope, path: Path) -> list[Any]:
@@ -216,7 +215,9 @@ class Interpreter:
         if self._keeps is not None:
             self._keeps.share(state)
         tasks = [
-            asyncio.ensure_future(self._region(op.body, Scope(scope), [state, entry, index], (*path, index)))
+            asyncio.ensure_future(
+                self._region(Scope(scope, Place(op.body, (*path, index), op, index)), [state, entry, index])
+            )
             for index, entry in enumerate(entries_to_run(op, scope))
         ]
         try:
@@ -246,7 +247,7 @@ class Interpreter:
         if self._keeps is None:
             made = await self._backend.generate(state, sampling, op.constraint, tell)
         else:
-            expected = partial(self._expected, op, scope, path)
+            expected = partial(self._expected, op, scope)
             made = await self._keeps.generate(state, sampling, op.constraint, tell, self._turn(op, path), expected)
         if self._left is not None:
             self._left += granted - min(granted, made.usage.completion_tokens)
@@ -263,21 +264,20 @@ class Interpreter:
             sampling["seed"] = derived_seed(self._seed, op.out, path)
         return sampling
 
-    def _expected(self, op: GenOp, scope: Scope, path: Path) -> list[Expected]:
-        """The generations that will follow, as far as their texts are known now."""
+    def _expected(self, op: GenOp, scope: Scope) -> list[Expected]:
+        """What will follow a generation on its state, as far as that is known now."""
         found: list[Expected] = []
-        # What a budget leaves for them depends on this one's length.
-        while self._left is None and len(found) < _MOST_EXPECTED and (following := self._next.get(id(op))) is not None:
-            op = following.op
-            parts = [part for one in following.texts for part in one.parts]
-            try:
-                values = [scope.read(part) for part in parts]
-            except (KeyError, ProgramError):
-                break
-            if is_large(values, _MOST_FORESEEN):
-                break
-            text = "".join(map(written, values))
-            found.append(Expected(text, self._sampling(op, path), op.constraint, self._turn(op, path)))
+        if self._left is not None:
+            return found  # What a budget leaves for them depends on this one's length.
+        walk = self._foresight.behind(op, scope)
+        while len(found) < _MOST_EXPECTED and (one := walk.next()) is not None:
+            turn = self._turn(one.op, one.path)
+            if isinstance(one.op, GenOp):
+                found.append(Expected(one.tail, turn, self._sampling(one.op, one.path), one.op.constraint))
+                continue
+            with suppress(ProgramError):
+                found.append(Expected(one.tail, turn, choices=_choices(one.choices)))
+            break
         return found
 
     def _turn(self, op: GenOp | SelectOp, path: Path) -> tuple[int, ...]:
@@ -296,11 +296,7 @@ class Interpreter:
 
     async def _select(self, op: SelectOp, scope: Scope, path: Path) -> None:
         state = scope[op.state.id]
-        choices = scope.read(op.choices)
-        if not isinstance(choices, list) or not choices or not all(isinstance(one, str) and one for one in choices):
-            raise ProgramError(f"the choices are no list of texts: {excerpt(choices)}")
-        if len(choices) > MOST_CHOICES:
-            raise ProgramError(f"takes at most {MOST_CHOICES} choices, got {len(choices)}")
+        choices = _choices(scope.read(op.choices))
         alone = op.method == "unconditional"
         if self._keeps is None:
             found = await self._backend.score(state, choices, alone)
@@ -329,6 +325,15 @@ class Interpreter:
     def _tell(self, name: str, path: Path, value: Any) -> None:
         if self._on_value is not None:
             self._on_value(name, path, value)
+
+
+def _choices(value: Any) -> list[str]:
+    """The choices of a `select`. Raises ProgramError."""
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+        raise ProgramError(f"the choices are no list of texts: {excerpt(value)}")
+    if len(value) > MOST_CHOICES:
+        raise ProgramError(f"takes at most {MOST_CHOICES} choices, got {len(value)}")
+    return value
 
 
 def _made_states(region: Region, scope: Scope) -> Iterator[Conversation]:

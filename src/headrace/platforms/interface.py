@@ -44,6 +44,7 @@ __all__ = [
     "NamesChip",
     "OpProfile",
     "OpReasons",
+    "OrdersBlocks",
     "PackedForms",
     "PacksWeights",
     "PassesRows",
@@ -56,6 +57,7 @@ __all__ = [
     "Tagged",
     "Tensor",
     "TorchTensors",
+    "WorksInGroups",
     "own_extension",
 ]
 
@@ -218,6 +220,19 @@ class NamesChip(Protocol):
 
 
 @runtime_checkable
+class OrdersBlocks(Protocol):
+    """A device that says in which order `gather_blocks` gives a block's bytes: of each layer the keys, the values, and
+    their scales if there are any, each [KV heads, tokens, row] where a row holds one head of one token. Tokens may be
+    in groups, if every block is a whole number of them. Between engines with such devices, blocks of another number of
+    tokens and another split of the heads are converted; otherwise they are refused."""
+
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """The multiple of values that a row of keys or values is padded to, and the multiple of bytes that each of
+        those parts of a layer is padded to."""
+
+
+@runtime_checkable
 class BusySeconds(Protocol):
     """A device that measures its working time; for other devices the engine estimates it."""
 
@@ -244,6 +259,15 @@ class ChecksDrafting(Protocol):
 
     def check_drafting(self) -> None:
         """Raise PlatformError, with the remedy, if an operator that only drafters call cannot run."""
+
+
+@runtime_checkable
+class WorksInGroups(Protocol):
+    """A device that was opened alone, and says what it would be able to do as one of several ranks: so a dry run
+    refuses what the start of the ranks would."""
+
+    def as_one_of_several(self) -> Capabilities:
+        """Those that the device would declare."""
 
 
 @runtime_checkable

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.client.api import EngineClient, GenerateRequest, Output, PromptScores
-from headrace.client.batch import SequenceLimiter
-from headrace.client.stops import special_stops
+from headrace.client.batch import KeptPlaces, SequenceLimiter
 from headrace.errors import ContextOverflow, EngineDead, InvalidRequest
 from headrace.lang.backend import Expected, Generated, Scores, TokenCounts
 from headrace.lang.conversation import Conversation
 from headrace.programs.choice_requests import ChoiceRequest, choice_requests, choice_rows
+from headrace.programs.model_texts import ModelTexts, ProgramTokenizer
+from headrace.programs.program_requests import RequestMaker
 from headrace.programs.rendering import Rendered
-from headrace.programs.token_path import PathEncoder, PathTokenizer, TokenPath
-from headrace.structured_outputs import StructuredOutputs
-from headrace.tokenization.chat_inputs import ChatInputs
-from headrace.types import SamplingParams
+from headrace.programs.token_path import TokenPath
+from headrace.programs.told_requests import ToldRequests
 
-__all__ = ["EngineBackend", "EngineRun", "ProgramTokenizer"]
+__all__ = ["EngineBackend", "EngineRun"]
 
 
 InThread = Callable[[int, Callable[[], TokenPath]], Awaitable[TokenPath]]
@@ -32,14 +30,6 @@ _LONGEST_TOKEN = 256
 """Characters; no vocabulary in use has a longer token."""
 _INLINE = 2000
 """Characters of a text that is tokenised in the event loop."""
-
-
-class ProgramTokenizer(PathTokenizer, Protocol):
-    """The part of a tokenizer that programs use."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-    async def apply_chat_template_async(self, inputs: ChatInputs) -> str: ...
 
 
 class EngineBackend:
@@ -54,13 +44,14 @@ class EngineBackend:
         priority: int = 0,
         salt: str = "",
         in_thread: InThread | None = None,
-        encoder: PathEncoder | None = None,
+        texts: ModelTexts | None = None,
     ) -> None:
         """`priority` and `salt` are those of every request. `in_thread` runs work on a text of so many characters in a
-        thread, so that long ones don't block the event loop. `encoder`: one that several backends use."""
+        thread, so that long ones don't block the event loop. `texts`: those that several backends share."""
         self.client, self.tokenizer, self.places = client, tokenizer, places
         self.priority, self.salt = priority, salt
-        self.encoder, self._in_thread = encoder or PathEncoder(tokenizer), in_thread
+        texts = texts or ModelTexts(tokenizer)
+        self.encoder, self.crossings, self._in_thread = texts.encoder, texts.crossings, in_thread
         self.rendered = Rendered(tokenizer.apply_chat_template_async)
         self._numbers = itertools.count()
 
@@ -112,13 +103,13 @@ class EngineRun:
 
     def __init__(self, backend: EngineBackend) -> None:
         self._backend = backend
+        self._make = RequestMaker(backend.client, backend.tokenizer, backend.new_id, backend.priority, backend.salt)
+        self._told = ToldRequests(self._make, backend.encoder, backend.crossings, backend.client.info.rivals)
         self._open: set[str] = set()
         self._parked: set[str] = set()
-        self._told: dict[str, GenerateRequest] = {}
-        """What the engine was told to go on with, by the requests before."""
+        self._kept: dict[str, KeptPlaces] = {}
+        """Places of requests that have ended, for what the engine goes on with."""
         self._closed = False
-        self._since = time.monotonic()
-        """All requests of a run queue as if they had come with it: a program that has begun goes before later ones."""
 
     async def generate(
         self,
@@ -129,18 +120,16 @@ class EngineRun:
         turn: tuple[int, ...] = (),
         expected: Callable[[], Sequence[Expected]] | None = None,
     ) -> Generated:
-        params = self._params(sampling, constraint)
-        path = await self._prompt(conversation)
-        extends, whole = self._extendable(path), on_text is None
-        request = self._request(path.ids, params, turn, keep=True, extends=extends, whole=whole)
-        told = self._told.pop(extends, None)
-        if told is not None:
-            # The engine may have begun it.
-            request = replace(request, id=told.id, then=told.then)
-        elif expected is not None and (following := expected()):
-            request = replace(request, then=self._behind(following, conversation.is_chat, whole))
-        if request.then is not None:
-            self._told[request.id] = request.then
+        whole, path = on_text is None, await self._prompt(conversation)
+        told = self._told.taken(self._extendable(path), path)
+        then, name = (None, "") if told is None else (told.then, told.id)  # The engine may have begun it.
+        known = None if told is None else self._told.params(told, sampling, constraint)
+        params = known or self._make.params(sampling, constraint)
+        if told is None and expected is not None and not self._backend.places.contended:
+            then = await self._told.behind(conversation, path, expected(), whole)
+        extends = self._extendable(path)
+        request = self._make.generation(path.ids, params, turn, name=name, extends=extends, whole=whole, then=then)
+        self._told.tell(request)
         self._open.add(request.id)
         made, ids, stop = Generated("", None), list[int](), None
         for output in await self._outputs(request, on_text):
@@ -158,20 +147,6 @@ class EngineRun:
         self._release([request.extends])
         return made
 
-    def _behind(self, expected: Sequence[Expected], chat: bool, whole: bool) -> GenerateRequest | None:
-        """The generations that will follow, as requests that each go on with the one before."""
-        then: GenerateRequest | None = None
-        for one in reversed(expected):
-            ids = self._backend.encoder.encoded(one.text, chat) if one.text else ()
-            params = self._params(one.sampling, one.constraint)
-            then = self._request(ids, params, one.turn, keep=True, whole=whole, then=then)
-        return then
-
-    def _params(self, sampling: Mapping[str, Any], constraint: Mapping[str, Any] | None) -> SamplingParams:
-        form = None if constraint is None else StructuredOutputs.of(constraint)
-        defaults = self._backend.client.info.sampling_defaults
-        return self._with_special_stops(SamplingParams(**{**defaults, **sampling}, structured_outputs=form))
-
     async def score(
         self, conversation: Conversation, choices: Sequence[str], alone: bool, turn: tuple[int, ...] = ()
     ) -> Scores:
@@ -185,7 +160,7 @@ class EngineRun:
         else:
             requests = choice_requests(ids, self._backend.client.info.rivals)
         made = self._scorings(prefix, requests, turn)
-        bare = [self._scoring((), ChoiceRequest(one, 0), turn) for one in ids if alone]
+        bare = [self._make.scoring((), ChoiceRequest(one, 0), turn) for one in ids if alone]
         usage = TokenCounts(encoded_tokens=prefix.encoded + sum(map(len, ids)))
         scores = await asyncio.gather(*(self._scores(one, usage) for one in [*made, *bare]))
         self._release([one.extends for one in made])
@@ -227,17 +202,13 @@ class EngineRun:
         if len(requests) > 1:
             if prefix.open in self._open:
                 self._park(prefix.open)
-            return [self._scoring(prefix.ids, one, turn) for one in requests]
-        only = self._scoring(prefix.ids, requests[0], turn, keep=True, extends=self._extendable(prefix))
+            return [self._make.scoring(prefix.ids, one, turn) for one in requests]
+        extends = self._extendable(prefix)
+        only = self._make.scoring(prefix.ids, requests[0], turn, keep=True, extends=extends)
+        told = self._told.taken(extends, prefix)
+        only = only if told is None else replace(only, id=told.id)
         self._open.add(only.id)
         return [only]
-
-    def _scoring(
-        self, prefix: Sequence[int], wanted: ChoiceRequest, turn: tuple[int, ...], **more: Any
-    ) -> GenerateRequest:
-        start = len(prefix) + wanted.start
-        params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_start=start)
-        return self._request([*prefix, *wanted.ids], params, turn, rivals=wanted.rivals, **more)
 
     async def _scores(self, request: GenerateRequest, usage: TokenCounts) -> PromptScores:
         found: PromptScores | None = None
@@ -248,25 +219,13 @@ class EngineRun:
         assert found is not None
         return found
 
-    def _request(
-        self, ids: Sequence[int], params: SamplingParams, turn: tuple[int, ...], **more: Any
-    ) -> GenerateRequest:
-        backend = self._backend
-        return GenerateRequest(
-            backend.new_id(),
-            tuple(ids),
-            params,
-            priority=backend.priority,
-            salt=backend.salt,
-            since=self._since,
-            turn=turn,
-            **more,
-        )
-
     async def _outputs(self, request: GenerateRequest, on_text: Callable[[str], None] | None) -> list[Output]:
         """All pieces of an answer. Cancelling aborts the request."""
         found: list[Output] = []
-        taken = await self._backend.places.acquire(1)
+        places, ended = self._backend.places, False
+        kept = self._kept.pop(request.extends, None)
+        taken = 0 if kept is None else places.take(kept)
+        taken = taken or await places.acquire(1)
         try:
             async with aclosing(self._backend.client.generate(request)) as outputs:  # type: ignore[type-var]
                 async for output in outputs:
@@ -277,11 +236,23 @@ class EngineRun:
                     found.append(output)
                     if on_text is not None and output.text:
                         on_text(output.text)
+            ended = True
         finally:
-            self._backend.places.release(taken)
+            if ended and request.then is not None and not self._closed:
+                self._keep(request.id, taken)
+            else:
+                places.release(taken)
             if self._closed:
                 self._release([request.id])
         return found
+
+    def _keep(self, name: str, taken: int) -> None:
+        """Keep the place of a request for what the engine has begun behind it."""
+        kept = self._backend.places.keep(taken, lambda: self._release([name]))
+        if kept is None:
+            self._release([name])
+        else:
+            self._kept[name] = kept
 
     def _park(self, name: str) -> None:
         if name not in self._parked:
@@ -290,19 +261,15 @@ class EngineRun:
 
     def _release(self, names: Sequence[str]) -> None:
         known = [name for name in names if name in self._open]
+        if not known:
+            return
+        self._open.difference_update(known)
+        self._parked.difference_update(known)
+        self._backend.client.release(known)
         for name in known:
-            self._told.pop(name, None)
-        if known:
-            self._open.difference_update(known)
-            self._parked.difference_update(known)
-            self._backend.client.release(known)
-
-    def _with_special_stops(self, params: SamplingParams) -> SamplingParams:
-        """As `LLM.generate`: a special token whose text is a stop string stops, too."""
-        if not params.stop or not params.skip_special_tokens:
-            return params
-        found = special_stops(params.stop, self._backend.tokenizer)
-        return replace(params, stop_token_ids=params.stop_token_ids + found) if found else params
+            self._told.forget(name)
+            if (kept := self._kept.pop(name, None)) is not None:
+                self._backend.places.drop(kept)
 
 
 def _counts(output: Output, encoded: int) -> TokenCounts:

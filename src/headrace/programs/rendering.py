@@ -24,15 +24,18 @@ class Rendered:
         self._render = render
         self._kept: dict[_Key, asyncio.Future[str]] = {}
 
-    async def text(self, conversation: Conversation) -> str:
+    async def alone(self, conversation: Conversation) -> str:
+        """A text that is not remembered."""
         going_on = bool(conversation.text)
-        inputs = ChatInputs(conversation.as_messages(), None, not going_on, going_on)
+        return await self._render(ChatInputs(conversation.as_messages(), None, not going_on, going_on))
+
+    async def text(self, conversation: Conversation) -> str:
         if conversation.size > _LONGEST:
-            return await self._render(inputs)
+            return await self.alone(conversation)
         key = conversation.messages, conversation.role, conversation.text
         made = self._kept.pop(key, None)
         if made is None:
-            made = asyncio.ensure_future(self._render(inputs))
+            made = asyncio.ensure_future(self.alone(conversation))
             made.add_done_callback(_seen)
             while len(self._kept) >= _KEPT:
                 del self._kept[next(iter(self._kept))]

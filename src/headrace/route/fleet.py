@@ -141,7 +141,7 @@ def _gives(one: Replica, to: Replica) -> bool:
         return False
     if one.kv_address is None or one.connector != to.connector or time.monotonic() < one.rests_until:
         return False
-    return (one.facts.layout, one.facts.block_size) == (to.facts.layout, to.facts.block_size)
+    return one.facts.fits(to.facts)
 
 
 def _serves(replica: Replica, query: Query) -> bool:

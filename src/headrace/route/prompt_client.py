@@ -41,6 +41,7 @@ class PromptClient:
     """Reads the prompts of one model. Thread: the event loop's."""
 
     def __init__(self, path: str, model: str, max_model_len: int, command: Sequence[str] = _COMMAND) -> None:
+        self.path = path
         setup = _encode(PromptSetup(path, model, max_model_len))
         self._lanes = [_Lane(setup, command, f"{model} from {path}") for _ in range(2)]
         self._lanes[0].start()

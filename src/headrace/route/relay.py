@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 from starlette.types import Message, Send
@@ -16,7 +18,7 @@ from headrace.route.fleet import Choice, Fleet, Query
 from headrace.route.replica import Replica
 from headrace.route.router_metrics import RouterMetrics
 from headrace.route.split_ask import SplitAsk, whole
-from headrace.route.split_bodies import SPLIT_PATHS
+from headrace.route.split_bodies import SPLIT_PATHS, has_one_choice, with_seed
 from headrace.route.stream_replay import Continuation, Differs, EngineFailed, ShownStream
 from headrace.route.upstream import Answer, UpstreamLost
 from headrace.server.exchange import CACHED_TOKENS, FIRST_TOKEN
@@ -82,6 +84,12 @@ class Relay:
         kept = call.stream and call.one_answer and call.path in SPLIT_PATHS
         self._kept = ShownStream() if kept else None
         """What was shown, if another engine could go on with it."""
+        self._early_rest: Continuation | None = None
+        """If the engine that computed the prompt gave the first token: cuts it off the answer."""
+        self._early_open = False
+        """A first token may be shown now."""
+        self._sending = asyncio.Lock()
+        """Two engines' pieces may come at once."""
         self.pieces = 0
         """Tokens of the answer, for the limits of keys: of a stream the events, otherwise as its usage says."""
 
@@ -112,15 +120,37 @@ class Relay:
 
     async def _try(self, choice: Choice) -> None:
         """Raises _Unserved if another engine may be tried."""
-        call = self._call
-        split = (
-            None if choice.prefill is None else SplitAsk(choice, self._headers, call.target, call.body, self._metrics)
-        )
+        split = None if choice.prefill is None else self._split(choice)
         try:
             await self._answered(choice, split)
         finally:
             if split is not None:
                 await split.close()
+
+    def _split(self, choice: Choice) -> SplitAsk:
+        assert choice.prefill is not None
+        call, early, first = self._call, None, choice.prefill.replica
+        # Blocks of another size may give other bits.
+        if call.stream and has_one_choice(call.body) and first.agrees and first.like(choice.replica):
+            if self._kept is None:
+                # Both engines must draw the same token.
+                self._call = call = replace(call, body=with_seed(call.body, secrets.randbits(63)), one_answer=True)
+                self._kept = ShownStream()
+            self._early_open, early = True, partial(self._show_early, choice)
+        return SplitAsk(choice, self._headers, call.target, call.body, self._metrics, early)
+
+    async def _show_early(self, choice: Choice, answer: Answer, events: bytes) -> None:
+        """Show the first token, from the engine that has computed the prompt."""
+        if not self._early_open or self._shown or self._kept is None:
+            return
+        self._shown = True
+        self._early_rest = Continuation(events, passes_errors=True)
+        events = self._kept.take(events)
+        self._metrics.early.inc()
+        choice.ticket.first_token(time.monotonic())
+        async with self._sending:
+            await self._start(choice.replica, answer)
+            await self._send_events(events)
 
     async def _answered(self, choice: Choice, split: SplitAsk | None) -> None:
         replica, call = choice.replica, self._call
@@ -135,15 +165,27 @@ class Relay:
                 answer = await replica.origin.ask(call.method, call.target, self._headers(replica), call.body)
         except UpstreamLost as lost:
             replica.failed(str(lost))
-            raise _Unserved(str(lost)) from None
+            await self._lost(choice, lost)
+            return
         try:
             await self._pass_on(choice, answer)
         except UpstreamLost as lost:
-            if not self._shown:
-                raise _Unserved(str(lost)) from None
-            await self._go_on(choice, lost)
+            await self._lost(choice, lost)
+        except Differs:
+            assert choice.prefill is not None
+            choice.prefill.replica.agrees = False
+            why = f"its answer does not begin as replica {choice.prefill.replica.number} began it"
+            _log.warning("replica %d: %s; that one gives no first tokens from now on", replica.number, why)
+            await self._break_off(replica, UpstreamLost(why))
         finally:
             answer.close()
+
+    async def _lost(self, choice: Choice, lost: UpstreamLost) -> None:
+        """Raises _Unserved if nothing was shown."""
+        if not self._shown:
+            self._early_open = False
+            raise _Unserved(str(lost)) from None
+        await self._go_on(choice, lost)
 
     def _headers(self, replica: Replica) -> list[tuple[bytes, bytes]]:
         key = replica.api_key
@@ -156,6 +198,10 @@ class Relay:
         kind = answer.header(b"content-type") or b""
         streams = kind.startswith((b"text/event-stream", b"application/x-ndjson"))
         head = self._call.method == b"HEAD"
+        if not streams:
+            if self._early_rest is not None:
+                raise UpstreamLost(f"it answered with status {answer.status}")
+            self._early_open = False
         if answer.status in _AGAIN:
             body = b"" if head else await whole(answer)
             raise _Unserved(f"status {answer.status}", (answer, body))
@@ -195,15 +241,17 @@ class Relay:
         while piece := await answer.read():
             if not self._shown and comment is not None and not piece.replace(comment, b""):
                 # A sign of life shows nothing of the answer: another engine may still give it.
-                if not self._started:
+                async with self._sending:
                     await self._start(choice.replica, answer)
             elif not self._shown:
                 if self._started and _is_error(piece):
                     raise UpstreamLost("it failed before the first token")
                 choice.ticket.first_token(time.monotonic())
-                if not self._started:
-                    await self._start(choice.replica, answer)
                 self._shown = True
+                async with self._sending:
+                    await self._start(choice.replica, answer)
+            if self._early_rest is not None:
+                piece = self._early_rest.feed(piece)
             await self._show(piece if self._kept is None else self._kept.take(piece))
         if self._kept is not None:
             await self._show(self._kept.rest())
@@ -212,8 +260,12 @@ class Relay:
 
     async def _show(self, events: bytes) -> None:
         if events:
-            self.pieces += events.count(b"\ndata: {") + events.startswith(b"data: {")
-            await self._send(_body(events))
+            async with self._sending:
+                await self._send_events(events)
+
+    async def _send_events(self, events: bytes) -> None:
+        self.pieces += events.count(b"\ndata: {") + events.startswith(b"data: {")
+        await self._send(_body(events))
 
     async def _go_on(self, choice: Choice, lost: UpstreamLost) -> None:
         """The engine was lost after tokens were shown: another one goes on where it stopped, or the stream ends with an
@@ -331,7 +383,7 @@ _answer_of = msgspec.json.Decoder(_Answer).decode
 def _generated(body: bytes) -> int:
     try:
         answer = _answer_of(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return 0
     usage = answer.usage or _Usage()
     return usage.completion_tokens or usage.output_tokens or answer.eval_count

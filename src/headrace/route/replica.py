@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from headrace.route.load_book import LoadBook
 from headrace.route.upstream import Origin
+from headrace.transfer.block_form import joins
 
 __all__ = ["Facts", "Replica"]
 
@@ -30,6 +31,14 @@ class Facts:
     block_size: int = 16
     max_model_len: int = 1 << 20
     max_num_seqs: int = 64
+    content: bytes = b""
+    """See `server.cache_forms.Contents`."""
+
+    def fits(self, other: Facts) -> bool:
+        """Whether engines take each other's blocks, as they are or converted."""
+        if (self.layout, self.block_size) == (other.layout, other.block_size):
+            return True
+        return self.content != b"" and self.content == other.content and joins(self.block_size, other.block_size)
 
 
 class Replica:
@@ -55,6 +64,8 @@ class Replica:
         """Where others fetch its blocks."""
         self.rests_until = 0.0
         """Monotonic seconds; until then it computes no prompts for others, because one was late."""
+        self.agrees = True
+        """The first tokens that it gave were those of the engines that answered."""
         self.load = LoadBook()
         self.state = "new"
         self.why = "it has not answered yet"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.route.fleet import Fleet
-from headrace.route.prompt_client import PromptClient
+from headrace.route.model_reader import keep_reader
 from headrace.route.replica import Facts, Replica
 from headrace.route.upstream import Answer, UpstreamLost
 from headrace.server.cache_forms import EVENTS_PATH, Changes, Contents, Load
@@ -199,6 +199,7 @@ class ReplicaWatch:
             contents.block_size,
             contents.max_model_len,
             contents.max_num_seqs,
+            bytes.fromhex(contents.content),
         )
         runs = (
             (bytes.fromhex(parent), tier, [bytes.fromhex(name) for name in names])
@@ -206,15 +207,7 @@ class ReplicaWatch:
         )
         self._fleet.index.replace(replica.name, contents.epoch, contents.seq, runs)
         replica.facts = facts
-        self._load_reader(facts)
-
-    def _load_reader(self, facts: Facts) -> None:
-        """Start what reads the model's prompts, the first time that an engine names the model."""
-        if facts.model in self._fleet.readers:
-            return
-        self._fleet.readers[facts.model] = PromptClient(
-            self._tokenizers.get(facts.model, facts.path), facts.model, facts.max_model_len
-        )
+        keep_reader(self._fleet, facts.model, self._tokenizers)
 
 
 async def _events(answer: Answer) -> AsyncIterator[tuple[bytes, bytes]]:

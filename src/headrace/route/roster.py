@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from headrace.route.fleet import Fleet
+from headrace.route.model_reader import keep_reader
 from headrace.route.replica import Replica
 from headrace.route.replica_watch import ReplicaWatch, WatchTimes
 
@@ -38,6 +39,8 @@ class Roster:
         """Forget an engine. What it was asked and has not begun to answer goes elsewhere."""
         self.fleet.replicas.remove(replica)
         self._end(replica)
+        if replica.facts is not None:
+            keep_reader(self.fleet, replica.facts.model, self._tokenizers)
 
     def close(self) -> None:
         for replica in self.fleet.replicas:

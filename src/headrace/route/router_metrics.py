@@ -38,6 +38,7 @@ class RouterMetrics:
         self.broken = counter("broken", "Streams that ended with an error after they had begun")
         self.continued = counter("continued", "Streams that went on at another replica after they had begun")
         self.splits = counter("splits", "Requests whose prompt another engine computed first")
+        self.early = counter("early_tokens", "Streams whose first token the engine that computed the prompt gave")
         self.prompt = counter("prompt_tokens", "Tokens of the prompts that were read")
         self.expected = counter("expected_cached_tokens", "Prompt tokens that the index expected in the cache")
         self.cached = counter("cached_tokens", "Prompt tokens that the engines reported as cached")

@@ -1,12 +1,13 @@
-"""A request that two engines serve at once: one computes its prompt, the other fetches the blocks as they come, and
-answers."""
+"""A request that two engines serve at once: one computes its prompt and gives the first token, the other fetches the
+blocks as they come, and answers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
+from headrace.route.early_token import EarlyToken
 from headrace.route.fleet import Choice
 from headrace.route.replica import Replica
 from headrace.route.router_metrics import RouterMetrics
@@ -22,21 +23,31 @@ _REST = 5.0
 _MOST_PATIENCE = 60.0
 """Seconds; an engine refuses to be more patient."""
 Headers = Sequence[tuple[bytes, bytes]]
+Early = Callable[[Answer, bytes], Awaitable[None]]
+"""Shows the first token: the answer that it is from, and the events."""
 
 
 class SplitAsk:
     """Thread: the event loop's."""
 
     def __init__(
-        self, choice: Choice, headers: Callable[[Replica], Headers], target: bytes, body: bytes, metrics: RouterMetrics
+        self,
+        choice: Choice,
+        headers: Callable[[Replica], Headers],
+        target: bytes,
+        body: bytes,
+        metrics: RouterMetrics,
+        early: Early | None = None,
     ) -> None:
-        """`choice` has an engine for the prompt. `body`: of the client's request."""
+        """`choice` has an engine for the prompt. `body`: of the client's request. `early` is called once, unless the
+        first token has no text yet or comes with more than text."""
         assert choice.prefill is not None
         assert choice.prefill.replica.kv_address is not None
         self._choice, self._prefill = choice, choice.prefill
         self._headers, self._target, self._body, self._metrics = headers, target, body, metrics
         self._patience = _LEAST + _TIMES * choice.prefill.ticket.expected
         self._address = choice.prefill.replica.kv_address
+        self._early = early
         self._prompt: asyncio.Task[bool] | None = None
 
     async def answer(self) -> Answer:
@@ -60,7 +71,7 @@ class SplitAsk:
         """The answer has ended: so does the other engine's work, if it still goes on."""
         if self._prompt is not None:
             self._prompt.cancel()
-            await asyncio.wait({self._prompt})
+            await asyncio.gather(self._prompt, return_exceptions=True)
 
     async def _compute(self) -> bool:
         """Have the prompt computed; False if that engine was late, failed or refused."""
@@ -81,12 +92,22 @@ class SplitAsk:
         return status == 200
 
     async def _status(self, replica: Replica) -> int:
-        answer = await self._ask(replica, prefill_body(self._body))
+        answer = await self._ask(replica, prefill_body(self._body, self._early is not None))
         try:
+            if self._early is not None and answer.status == 200:
+                return await self._first_token(answer, self._early)
             await whole(answer)
         finally:
             answer.close()
         return answer.status
+
+    async def _first_token(self, answer: Answer, early: Early) -> int:
+        """Read a stream; its status, as it would be if it had been known at the start."""
+        token = EarlyToken()
+        while piece := await answer.read():
+            if events := token.feed(piece):
+                await early(answer, events)
+        return 200 if token.complete else 502
 
     async def _ask(self, replica: Replica, body: bytes) -> Answer:
         return await replica.origin.ask(b"POST", self._target, self._headers(replica), body)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import EngineDead, HeadraceError, UserError
+from headrace.errors import EngineDead, HeadraceError, lasts
 from headrace.route.replica import Replica
 from headrace.route.roster import Roster
 from headrace.scale.launching import Ending, Engine, Seat
@@ -145,8 +145,8 @@ class Member:
             self._gave_up()
 
     async def _run(self) -> Ended:
-        """One run, from its start to its end. Once it has worked, no error of a start is final: memory that is not free
-        and an address that is not free yet come and go."""
+        """One run, from its start to its end. Once it has worked, no error of a start is final: files that are replaced
+        just now come back."""
         self._since = None
         try:
             if self._seat is None:
@@ -154,7 +154,7 @@ class Member:
             self.engine = await self._seat.start(self._path)
         except (HeadraceError, OSError) as error:
             self.why = str(error)
-            return Ended(0.0, False, isinstance(error, UserError) and not self.worked)
+            return Ended(0.0, False, lasts(error) and not self.worked)
         replica = self.replica = self._roster.add(self.number, self.engine.url)
         try:
             ending = await self._until_end(self.engine, replica)

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.config import Config
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, lasts
 from headrace.scale.ray_cluster import import_ray
 from headrace.scale.replica_child import COMMAND, ReplicaChild, Reserved, start_child
 
@@ -41,7 +41,8 @@ class RayHost:
     ) -> dict[str, Any]:
         """Start the engine's process, which listens at `address` (default: the node's own in its cluster).
 
-        Returns its `url`, `pid`, `node` and `host`, the process of the actor; or, if it can never be started, `error`.
+        Returns its `url`, `pid`, `node` and `host`, the process of the actor; or, if it cannot be started, `error`, and
+        in `final` whether it never can.
         """
         try:
             if version != __version__:
@@ -50,7 +51,7 @@ class RayHost:
                 )
             reserved = Reserved(Config.model_validate(config), address or _node_address())
         except ConfigError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "final": lasts(error)}
         self._reserved = reserved
         self._child = await start_child(reserved, Path(path), name, command)
         return {"url": reserved.url, "pid": self._child.pid, "node": socket.gethostname(), "host": os.getpid()}

@@ -102,7 +102,7 @@ class RayLauncher:
         except asyncio.TimeoutError:
             raise PlatformError(f"Ray started no actor for an engine within {scale.start_timeout:g} s") from None
         if "error" in facts:
-            raise ConfigError(facts["error"])
+            raise (ConfigError if facts["final"] else PlatformError)(facts["error"])
         return RayEngine(ray, actor, facts)
 
     def leave(self, group: _Group, bundle: int) -> None:

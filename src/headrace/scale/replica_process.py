@@ -15,13 +15,11 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.environment import read_environment
-from headrace.errors import CheckpointError, HeadraceError, PluginError, UserError
+from headrace.errors import HeadraceError, lasts
 
-__all__ = ["main"]
+__all__ = ["main", "report_of"]
 
 _PR_SET_PDEATHSIG = 1
-_FINAL = (UserError, CheckpointError, PluginError)
-"""Errors that every further start would have, too."""
 
 
 def main(parent: int) -> int:
@@ -45,9 +43,13 @@ def main(parent: int) -> int:
     try:
         return run(config, _model(setup))
     except HeadraceError as error:
-        report = {"error": " ".join(str(error).split()), "final": isinstance(error, _FINAL)}
-        Path(setup["report"]).write_text(json.dumps(report), encoding="utf-8")
+        Path(setup["report"]).write_text(json.dumps(report_of(error)), encoding="utf-8")
         return 2
+
+
+def report_of(error: HeadraceError) -> dict[str, Any]:
+    """Why there is nothing to serve, and whether another start would end in the same way."""
+    return {"error": " ".join(str(error).split()), "final": lasts(error)}
 
 
 def _model(setup: dict[str, Any]) -> Path:

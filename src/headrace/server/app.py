@@ -41,9 +41,10 @@ from headrace.server.dispatch import not_admin, pooled_endpoint
 from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.model_pool import ModelPool
-from headrace.server.openapi import OpenApiDocument, operation
+from headrace.server.openapi import OpenApiDocument
 from headrace.server.page_files import add_page
 from headrace.server.route_spec import RouteSpec
+from headrace.server.server_route import ServerRoute
 
 __all__ = ["create_app", "create_app_for"]
 
@@ -132,22 +133,14 @@ def create_app_for(context: Context, pool: ModelPool | None = None) -> FastAPI:
     context.limited_paths = frozenset(row.path for row in _ROUTES if row.names_model)
     rows = [row for row in _ROUTES if context.controls or not row.control]
     for row in rows:
-        app.add_api_route(
-            row.path,
-            _endpoint(context, row) if pool is None else pooled_endpoint(pool, context, row),
-            methods=[row.method],
-            summary=row.summary,
-            name=row.route.__name__,
-            response_class=Response,
-            openapi_extra=operation(row),
-        )
+        endpoint = _endpoint(context, row) if pool is None else pooled_endpoint(pool, context, row)
+        app.router.routes.append(ServerRoute(row.method, row.path, endpoint, row.route.__name__))
     add_page(app)
     _handle_errors(app, context)
     if context.batches is not None:
         context.runner = BatchRunner(context.batches, app, context.keys, context.batch_window)
     app.add_middleware(AccessMiddleware, context=context)
-    structs = [struct for row in rows for struct in (row.request, row.reply, row.chunk) if struct is not None]
-    app.openapi = OpenApiDocument(app, structs)  # type: ignore[method-assign]
+    app.openapi = OpenApiDocument(app, rows)  # type: ignore[method-assign]
     return app
 
 

@@ -27,6 +27,9 @@ class Contents(Struct):
     runs: list[tuple[str, str, list[str]]]
     """(hash before, tier, hashes of consecutive blocks), parents before children. Blocks of the tiers `host` and `disk`
     come in any order, without a hash before."""
+    content: str = ""
+    """Engines with the same one take each other's blocks if one block size is a multiple of the other; empty: only
+    engines with the same layout do."""
 
 
 class Change(Struct):

@@ -115,6 +115,7 @@ def _contents(context: Context, snapshot: CacheSnapshot) -> Contents:
         info.max_model_len,
         info.max_num_seqs,
         runs,
+        "" if info.transfer is None else info.transfer.content_id.hex(),
     )
 
 

@@ -25,8 +25,7 @@ async def answer_chat(context: Context, request: Request) -> Response:
     arrival = time.monotonic()
     body, sent = await read_json(request, ChatRequest)
     prepared = await prepare_chat(context, body, sent)
-    given, info = body.kv_transfer_params, context.client.info
-    (job,) = with_transfer(context.role, info, given, bool(body.stream), [prepared.job])
+    (job,) = with_transfer(context.role, context.client.info, body.kv_transfer_params, [prepared.job])
     prepared = replace(prepared, job=job)
     options = body.stream_options
     exchange = ExchangeOptions(

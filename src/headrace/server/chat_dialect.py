@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from headrace.client.api import GenerateRequest, LogprobEntry, Output
 from headrace.server.context import Context
 from headrace.server.exchange import ChunkUsage
 from headrace.server.generation import ChoiceCollector, GeneratedChoice, GenerationRun
-from headrace.server.kv_transfer import hand_over
+from headrace.server.kv_transfer import GivenStream, hand_over
 from headrace.server.logprobs import chat_logprobs, prompt_logprobs
 from headrace.server.replies import (
     ChatChoice,
@@ -43,6 +43,7 @@ class ChatDialect(ChoiceCollector):
         self._choice = ChatChunkChoice(0, self._delta)
         self._chunk = ChatChunk(job.id, "chat.completion.chunk", self._created, context.model, [self._choice])
         self._roles: set[int] = set()
+        self._given = GivenStream.of(self._info, job)
 
     def chunk(self, output: Output, usage: ChunkUsage) -> bytes:
         self._chunk.usage = usage
@@ -53,8 +54,9 @@ class ChatDialect(ChoiceCollector):
             events = self._role(output.index)
         if self._has_content(output):
             events += self._content(output)
+        handed = UNSET if self._given is None else self._given.ending(output)
         if output.finish_reason is not None:
-            events += self._finish(output)
+            events += self._finish(output, handed)
         return events
 
     def _has_content(self, output: Output) -> bool:
@@ -77,9 +79,9 @@ class ChatDialect(ChoiceCollector):
             self._choice.token_ids = output.token_ids
         return event(self._chunk)
 
-    def _finish(self, output: Output) -> bytes:
+    def _finish(self, output: Output, handed: dict[str, Any] | UnsetType) -> bytes:
         last = ChatChunkChoice(output.index, ChatDelta(), None, self._finish_reason(output), output.stop_reason)
-        return event(msgspec.structs.replace(self._chunk, choices=[last]))
+        return event(msgspec.structs.replace(self._chunk, choices=[last], kv_transfer_params=handed))
 
     def _finish_reason(self, output: Output) -> str | None:
         return output.finish_reason

@@ -20,7 +20,7 @@ from headrace.server.context import Context
 from headrace.server.draft_fields import predicted_tokens, speculation_choice
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions
 from headrace.server.generation import ChoiceCollector, GeneratedChoice, GenerationRun
-from headrace.server.kv_transfer import hand_over, with_transfer
+from headrace.server.kv_transfer import GivenStream, hand_over, with_transfer
 from headrace.server.logprobs import TextOffsets, prompt_logprobs, text_logprobs
 from headrace.server.output_constraint import constraint_of
 from headrace.server.replies import TextChoice, TextCompletion, TextLogprobs, UsageReply
@@ -64,7 +64,7 @@ async def answer_completion(context: Context, request: Request) -> Response:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    jobs = with_transfer(context.role, context.client.info, body.kv_transfer_params, bool(body.stream), jobs)
+    jobs = with_transfer(context.role, context.client.info, body.kv_transfer_params, jobs)
     run = GenerationRun(context.client, jobs)
     return Exchange(context, run, _TextDialect(context, body, request_id, jobs, run), exchange)
 
@@ -169,6 +169,7 @@ class _TextDialect(ChoiceCollector):
         self._ids = bool(body.return_token_ids)
         self._offsets: dict[int, TextOffsets] = {}
         self._started: set[int] = set()
+        self._given = GivenStream.of(self._info, jobs[0])
         # One chunk, filled in again for each piece: only the choice changes.
         self._choice = TextChoice(0, "")
         self._chunk = TextCompletion(request_id, "text_completion", int(time.time()), context.model, [self._choice])
@@ -189,6 +190,8 @@ class _TextDialect(ChoiceCollector):
         if starts:
             self._add_prompt_fields(choice)
         self._chunk.usage = usage
+        if self._given is not None:
+            self._chunk.kv_transfer_params = self._given.ending(output)
         data = event(self._chunk)
         choice.prompt_token_ids = choice.prompt_logprobs = UNSET
         return data
@@ -203,7 +206,7 @@ class _TextDialect(ChoiceCollector):
             choice.prompt_logprobs = prompt_logprobs(entries, self._prompt_count)
 
     def usage_chunk(self, usage: UsageReply) -> bytes:
-        return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage))
+        return event(msgspec.structs.replace(self._chunk, choices=[], usage=usage, kv_transfer_params=UNSET))
 
     def complete(self, usage: UsageReply) -> bytes:
         choices = self.collected()

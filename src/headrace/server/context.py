@@ -111,8 +111,8 @@ class Context:
     plans: PlanStore = field(default_factory=PlanStore)
     program_places: SequenceLimiter | None = None
     """Sequences of all programs that are in the engine at once; made with the first program."""
-    program_encoder: Any = None
-    """Makes tokens of the programs' texts (`programs.token_path.PathEncoder`); made with the first program."""
+    program_texts: Any = None
+    """What programs share about the model's texts (`programs.model_texts.ModelTexts`); made with the first program."""
     active: set[CancelScope] = field(default_factory=set)
     """Of the requests that the engine works on."""
     inflight: int = 0

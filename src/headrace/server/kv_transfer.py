@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headrace.client.api import GenerateRequest, ModelInfo
+from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.config import TransferConfig
 from headrace.engine.wire import TransferInfo
 from headrace.errors import InvalidRequest
@@ -24,7 +24,7 @@ from headrace.server.schemas import Body
 from headrace.transfer.chain import chain, first_hash
 from headrace.types import RemoteBlocks
 
-__all__ = ["EngineRole", "EngineRoleRequest", "hand_over", "with_transfer"]
+__all__ = ["EngineRole", "EngineRoleRequest", "GivenStream", "hand_over", "with_transfer"]
 
 Role = Literal["prefill", "decode", "both"]
 FIELD = "kv_transfer_params"
@@ -62,14 +62,18 @@ class _Handed(msgspec.Struct):
     remote_address: str | None = None
     """The other engine's address in its connector's form; without it, it is made of host and port."""
     remote_epoch: int | None = None
+    remote_block_size: int | None = None
+    """Tokens of the other engine's blocks; None: as many as here."""
+    remote_layout: str | None = None
+    """The other engine's layout id in hexadecimal digits; None: this engine's."""
     chain_hash: str | None = None
-    """Of the last full block of the prompt."""
+    """Of the prompt's last full block in the other engine."""
     patience: float = 0.0
     """Seconds for which the other engine may wait for a block that it is still computing."""
 
 
 def with_transfer(
-    role: EngineRole | None, info: ModelInfo, given: dict[str, Any] | None, stream: bool, jobs: list[GenerateRequest]
+    role: EngineRole | None, info: ModelInfo, given: dict[str, Any] | None, jobs: list[GenerateRequest]
 ) -> list[GenerateRequest]:
     """The jobs of a request with what its `kv_transfer_params` ask for. Raises InvalidRequest."""
     if not given:
@@ -89,7 +93,7 @@ def with_transfer(
     if len(jobs) > 1:
         raise InvalidRequest(f"`{FIELD}` needs one prompt, got {len(jobs)}", FIELD, "invalid_value")
     if handed.do_remote_decode:
-        return [_giving(role, stream, jobs[0])]
+        return [_giving(role, jobs[0])]
     return [_taking(role, info, handed, jobs[0])]
 
 
@@ -110,7 +114,9 @@ def hand_over(info: ModelInfo, job: GenerateRequest, token_ids: Sequence[int]) -
         "remote_num_tokens": len(job.prompt),
         "remote_address": transfer.address,
         "remote_epoch": transfer.epoch,
-        "chain_hash": _last_hash(info, transfer, job),
+        "remote_block_size": info.block_size,
+        "remote_layout": transfer.layout_id.hex(),
+        "chain_hash": _last_hash(transfer.layout_id, info.block_size, job),
         "first_token": token_ids[0] if token_ids else None,
         "lease_seconds": transfer.lease,
         # The last blocks are sealed behind the answer.
@@ -118,13 +124,28 @@ def hand_over(info: ModelInfo, job: GenerateRequest, token_ids: Sequence[int]) -
     }
 
 
-def _giving(role: EngineRole, stream: bool, job: GenerateRequest) -> GenerateRequest:
+class GivenStream:
+    """`kv_transfer_params` of a stream that is continued elsewhere: they stand in its last chunk."""
+
+    def __init__(self, info: ModelInfo, job: GenerateRequest) -> None:
+        self._info, self._job = info, job
+        self._first: list[int] = []
+
+    @staticmethod
+    def of(info: ModelInfo, job: GenerateRequest) -> GivenStream | None:
+        """None for all other requests."""
+        return GivenStream(info, job) if job.gives_blocks else None
+
+    def ending(self, output: Output) -> dict[str, Any] | UnsetType:
+        """What the chunk of a piece says: nothing, unless it is the last one."""
+        self._first = self._first or output.token_ids[:1]
+        return UNSET if output.finish_reason is None else hand_over(self._info, self._job, self._first)
+
+
+def _giving(role: EngineRole, job: GenerateRequest) -> GenerateRequest:
     if role.role == "decode":
         message = "this engine has the role decode and gives no blocks: send it to one of role prefill or both"
         raise InvalidRequest(f"`{FIELD}`: {message}", FIELD, "unsupported_value")
-    if stream:
-        message = "an answer that says where its blocks are is not streamed: leave out `stream`"
-        raise InvalidRequest(f"`{FIELD}`: {message}", "stream", "invalid_value")
     return replace(job, gives_blocks=True)
 
 
@@ -142,7 +163,7 @@ def _taking(role: EngineRole, info: ModelInfo, handed: _Handed, job: GenerateReq
     if not 0 <= handed.patience <= _MOST_PATIENCE:
         message = f"`patience` must be 0 to {_MOST_PATIENCE:g} seconds, got {handed.patience:g}"
         raise InvalidRequest(f"`{FIELD}`: {message}", FIELD, "invalid_value")
-    if handed.chain_hash is not None and handed.chain_hash != _last_hash(info, transfer, job):
+    if handed.chain_hash is not None and handed.chain_hash != _last_hash(*_blocks_there(info, transfer, handed), job):
         message = (
             "`chain_hash` is of another prompt, model or salt than this request's: send the request with the same "
             "prompt to both engines"
@@ -153,10 +174,21 @@ def _taking(role: EngineRole, info: ModelInfo, handed: _Handed, job: GenerateReq
     return replace(job, remote=RemoteBlocks(address, tokens, timeout, handed.patience, handed.remote_epoch))
 
 
-def _last_hash(info: ModelInfo, transfer: TransferInfo, job: GenerateRequest) -> str:
+def _blocks_there(info: ModelInfo, transfer: TransferInfo, handed: _Handed) -> tuple[bytes, int]:
+    """Layout id and tokens of the other engine's blocks."""
+    size = info.block_size if handed.remote_block_size is None else handed.remote_block_size
+    if size < 1:
+        raise InvalidRequest(f"`{FIELD}`: `remote_block_size` must be at least 1, got {size}", FIELD, "invalid_value")
+    try:
+        return (transfer.layout_id if handed.remote_layout is None else bytes.fromhex(handed.remote_layout)), size
+    except ValueError:
+        message = f"`remote_layout` must be hexadecimal digits, got {handed.remote_layout!r}"
+        raise InvalidRequest(f"`{FIELD}`: {message}", FIELD, "invalid_value") from None
+
+
+def _last_hash(layout: bytes, size: int, job: GenerateRequest) -> str:
     """Of the prompt's last full block; of the chain's start, if there is none."""
-    size, prompt = info.block_size, job.prompt
-    first = first_hash(transfer.layout_id, job.adapter, job.salt)
+    prompt, first = job.prompt, first_hash(layout, job.adapter, job.salt)
     blocks = (prompt[at : at + size] for at in range(0, len(prompt) - size + 1, size))
     last = deque(chain(first, blocks), maxlen=1)
     return (last[0] if last else first).hex()

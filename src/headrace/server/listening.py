@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.config import ServerConfig
-from headrace.errors import ConfigError
+from headrace.errors import AddressTaken, ConfigError
 
 __all__ = ["Tls", "base_url", "bind", "bound"]
 
@@ -64,7 +64,7 @@ def _claimed(what: str, fault: str) -> Iterator[None]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise ConfigError(fault) from None
+            raise AddressTaken(fault) from None
         yield
 
 
@@ -79,7 +79,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host}:{port}: {why}; choose another --port or --host") from None
+        fault = AddressTaken if getattr(error, "errno", None) == errno.EADDRINUSE else ConfigError
+        raise fault(f"cannot listen on {host}:{port}: {why}; choose another --port or --host") from None
     return listener
 
 
@@ -93,7 +94,8 @@ def _bind_file(path: Path) -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"--uds: cannot listen on {path}: {error.strerror or error}") from None
+        fault = AddressTaken if error.errno == errno.EADDRINUSE else ConfigError
+        raise fault(f"--uds: cannot listen on {path}: {error.strerror or error}") from None
     except BaseException:
         listener.close()
         raise
@@ -115,7 +117,7 @@ def _remove_stale(path: Path) -> None:
                 os.unlink(path)
                 return
             raise
-    raise ConfigError(f"--uds: another server listens on {path}: choose another name")
+    raise AddressTaken(f"--uds: another server listens on {path}: choose another name")
 
 
 def base_url(config: ServerConfig, listener: socket.socket) -> str:

@@ -101,7 +101,7 @@ class ModelLoader:
                 formats=find_formats(opened.tokenizer, plan.config.server),
                 metrics=model.metrics,
                 program_places=None,
-                program_encoder=None,
+                program_texts=None,
             )
             model.info, model.gave_up, model.release = opened.client.info, opened.gave_up, opened.release
             model.cost = opened.memory or model.cost

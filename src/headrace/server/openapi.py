@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
 from headrace.server.error_forms import ERROR_REPLIES
 from headrace.server.route_spec import RouteSpec
@@ -52,6 +55,9 @@ def _success(row: RouteSpec) -> dict[str, Any]:
     content: dict[str, Any] = {row.media: {"schema": {"type": "string" if row.media == "text/plain" else "object"}}}
     if row.reply is not None:
         content = _json(row.reply)
+    if row.reply is not None and row.listed is not None:
+        forms = [_ref(row.reply), {"type": "array", "items": _ref(row.listed)}]
+        content = {"application/json": {"schema": {"anyOf": forms}}}
     description = "Success"
     if row.chunk is not None:
         content[row.stream_media] = {"schema": _ref(row.chunk)}
@@ -78,11 +84,28 @@ def _ref(body: type) -> dict[str, str]:
     return {"$ref": _REF.format(name=body.__name__)}
 
 
-class OpenApiDocument:
-    """Builds the document on the first call."""
+def _described(row: RouteSpec) -> APIRoute:
+    """The route as FastAPI's document describes it. It answers nothing."""
 
-    def __init__(self, app: FastAPI, structs: Sequence[type]) -> None:
-        self._app, self._structs = app, structs
+    async def endpoint(request: Request) -> Response:
+        raise AssertionError("a route of the document alone")
+
+    return APIRoute(
+        row.path,
+        endpoint,
+        methods=[row.method],
+        summary=row.summary,
+        name=row.route.__name__,
+        response_class=Response,
+        openapi_extra=operation(row),
+    )
+
+
+class OpenApiDocument:
+    """Builds the document of the rows' routes on the first call."""
+
+    def __init__(self, app: FastAPI, rows: Sequence[RouteSpec]) -> None:
+        self._app, self._rows = app, rows
         self._document: dict[str, Any] | None = None
 
     def __call__(self) -> dict[str, Any]:
@@ -91,10 +114,13 @@ class OpenApiDocument:
         return self._document
 
     def _make(self) -> dict[str, Any]:
-        document = get_openapi(title=self._app.title, version=self._app.version, routes=self._app.routes)
+        routes = [_described(row) for row in self._rows]
+        document = get_openapi(title=self._app.title, version=self._app.version, routes=routes)
         if prefix := self._app.state.context.root_path:
             document["servers"] = [{"url": prefix}]
-        _, components = msgspec.json.schema_components([*self._structs, *ERROR_REPLIES.values()], ref_template=_REF)
+        named = [one for row in self._rows for one in (row.request, row.reply, row.chunk, row.listed)]
+        structs = [one for one in named if one is not None]
+        _, components = msgspec.json.schema_components([*structs, *ERROR_REPLIES.values()], ref_template=_REF)
         document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},

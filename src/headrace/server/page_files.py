@@ -12,6 +12,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.server.server_route import ServerRoute
+
 __all__ = ["DOCS_PATHS", "PAGE_PATHS", "PageFile", "add_page", "page_files"]
 
 _FOLDERS = {"page": "/", "docs_page": "/docs"}
@@ -89,9 +91,9 @@ def page_files() -> dict[str, PageFile]:
 
 
 def add_page(app: FastAPI) -> None:
-    """Add the routes of the pages' files, which the OpenAPI document leaves out."""
+    """Add the routes of the pages' files."""
     for path, file in page_files().items():
-        app.add_api_route(path, _endpoint(file), methods=["GET"], include_in_schema=False, response_class=Response)
+        app.router.routes.append(ServerRoute("GET", path, _endpoint(file)))
 
 
 def _endpoint(file: PageFile) -> Callable[[Request], Awaitable[Response]]:

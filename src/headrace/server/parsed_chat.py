@@ -46,7 +46,7 @@ class ParsedChatDialect(ChatDialect):
     def _content(self, output: Output) -> bytes:
         """The events of one piece. Its logprobs and token ids are in the first one."""
         reader = self._reader(output.index)
-        deltas = reader.read(output.text, output.token_ids, output.finish_reason, output.stop_reason)
+        deltas = reader.read(output.text, output.token_ids, self._end(output.finish_reason), output.stop_reason)
         if not deltas and (output.logprobs or (self._ids and output.token_ids)):
             deltas = [ChatDelta()]
         events = b""
@@ -58,6 +58,10 @@ class ParsedChatDialect(ChatDialect):
                 choice.token_ids = output.token_ids
             events += event(msgspec.structs.replace(self._chunk, choices=[choice]))
         return events
+
+    def _end(self, finish: str | None) -> str | None:
+        """None where another engine goes on: what may be the start of a marker is not shown as text."""
+        return None if self._job.gives_blocks and finish == "length" else finish
 
     def _has_content(self, output: Output) -> bool:
         return bool(output.token_ids) or super()._has_content(output) or output.finish_reason is not None
@@ -83,7 +87,7 @@ class ParsedChatDialect(ChatDialect):
 
     def _read(self, choice: GeneratedChoice) -> ChatMessage:
         reader = self._reader(choice.index)
-        deltas = reader.read(choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason)
+        deltas = reader.read(choice.text, choice.token_ids, self._end(choice.finish_reason), choice.stop_reason)
         content = "".join(delta.content for delta in deltas if isinstance(delta.content, str))
         thoughts = [delta.reasoning for delta in deltas if isinstance(delta.reasoning, str)]
         calls: list[ChatToolCall] = []

@@ -18,7 +18,7 @@ from headrace.lang.plan import Limits, Plan, decode_plan, plan_id, tool_names
 from headrace.lang.run_meter import RunMeter
 from headrace.lang.running import read_inputs
 from headrace.programs import EngineBackend
-from headrace.programs.token_path import PathEncoder
+from headrace.programs.model_texts import ModelTexts
 from headrace.server.context import Context
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.plan_store import StoredPlan
@@ -98,7 +98,7 @@ class ProgramRun:
         places = context.program_places
         if places is None:
             places = context.program_places = SequenceLimiter(context.max_choices)
-            context.program_encoder = PathEncoder(context.tokenizer)
+            context.program_texts = ModelTexts(context.tokenizer)
         backend = EngineBackend(
             context.client,
             context.tokenizer,
@@ -106,7 +106,7 @@ class ProgramRun:
             priority=body.priority or 0,
             salt=body.cache_salt or "",
             in_thread=context.workers.run,
-            encoder=context.program_encoder,
+            texts=context.program_texts,
         )
         tell = self._tell
         self._run = Interpreter(

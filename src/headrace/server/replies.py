@@ -160,6 +160,8 @@ class ChatChunk(Struct):
     usage: UsageReply | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    """In the last chunk of a choice."""
 
 
 class TextLogprobs(Struct):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.client.api import ModelInfo
-from headrace.errors import CheckpointError, HeadraceError, NoRoom, PluginError, UserError
+from headrace.errors import HeadraceError, lasts
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError
 from headrace.server.metrics import ServerMetrics
@@ -20,7 +20,6 @@ __all__ = ["FailedLoad", "ServedModel"]
 
 _FIRST_DELAY = 1.0
 _MOST_DELAY = 60.0
-_LASTING = (UserError, CheckpointError, PluginError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +129,5 @@ class ServedModel:
         attempts = 1 if self.failed is None else self.failed.attempts + 1
         delay = min(_MOST_DELAY, _FIRST_DELAY * 2.0 ** (attempts - 1))
         what = str(error) if isinstance(error, (HeadraceError, HttpError)) else f"{type(error).__name__}: {error}"
-        lasting = isinstance(error, _LASTING) and not isinstance(error, NoRoom)
-        self.failed = FailedLoad(what, attempts, time.monotonic() + delay, lasting)
+        self.failed = FailedLoad(what, attempts, time.monotonic() + delay, lasts(error))
         return self.failed

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.core.block_source import Arrival, BlockSource, Buffer, Found, NoBlocks, TierStats
-from headrace.transfer.connectors.connector import Connector, Order
+from headrace.transfer.connectors.connector import Connector, Order, Prefix
 from headrace.types import Request
 
 __all__ = ["PeerTier"]
@@ -88,7 +88,9 @@ class PeerTier:
         if remote is None:
             self._below.fetch(ticket, hashes, request)
             return
-        order = Order(remote.address, hashes, remote.timeout, remote.patience, remote.epoch)
+        # The other engine's blocks may be others: their names follow from the tokens.
+        prefix = Prefix(request.prompt, remote.tokens, request.adapter, request.salt)
+        order = Order(remote.address, hashes, remote.timeout, remote.patience, remote.epoch, prefix)
         self._moving[self._connector.fetch(order)] = _Moving(ticket, time.monotonic(), remote.awaited)
 
     def poll(self) -> Sequence[Arrival]:

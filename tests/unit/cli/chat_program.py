@@ -47,7 +47,8 @@ class EchoSource:
 def make_source(args: argparse.Namespace, name: str | None) -> Any:
     if name == "stuck":
         print("it loads", flush=True)
-        threading.Event().wait()
+        while True:  # Not one wait without end: a signal that comes between its call and its sleep does not end it.
+            threading.Event().wait(0.05)
     return EchoSource(name)
 
 

@@ -65,6 +65,14 @@ def test_lines_pasted_into_a_terminal_without_bracketed_paste_are_one_question(t
         end(session)
 
 
+def test_an_answer_of_the_terminal_behind_enter_begins_no_line(tmp_path: Path) -> None:
+    """A slow terminal tells where its cursor is while the user types."""
+    with chat(tmp_path) as session:
+        session.type("hello\r\x1b[1;1R")
+        session.wait_for("asked 1: 'hello'")
+        end(session)
+
+
 def test_ctrl_c_stops_an_answer_and_not_the_chat(tmp_path: Path) -> None:
     with chat(tmp_path) as session:
         session.type("forever\r")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from engine_fakes import EOS, ByteTokenizer, delta, make_request, scored
@@ -65,6 +66,16 @@ def test_length_while_text_is_held() -> None:
     c = choice(make_request(stop=("cde",)))
     out = c.push(delta("abcd", finish_reason="length"))
     assert (out.text, out.finish_reason, out.stop_reason) == ("abcd", "length", None)
+
+
+def test_what_another_engine_goes_on_with_is_left_to_it() -> None:
+    """It may become a stop, or another character."""
+    given = replace(make_request(stop=("cde",)), gives_blocks=True)
+    assert choice(given).push(delta("abcd", finish_reason="length")).text == "ab"
+    out = choice(given).push(delta(b"ab\xc3", finish_reason="length"))
+    assert (out.text, out.finish_reason) == ("ab", "length")
+    assert choice(given).push(delta("xabcde", finish_reason="length")).finish_reason == "stop"
+    assert choice(given).push(delta("abc", finish_reason="stop")).text == "abc", "nothing follows"
 
 
 def test_a_stop_string_wins_over_length_in_the_same_delta() -> None:

@@ -27,6 +27,7 @@ from headrace.config import Config, ModelConfig
 from headrace.engine.launch import EngineProcessHandle, launch
 from headrace.errors import CheckpointError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 
+pytestmark = pytest.mark.usefixtures("forks")
 COMMAND = (sys.executable, str(Path(__file__).with_name("engine_fake_process.py")))
 LONG = {"max_tokens": 4000, "seed": 0}
 """More than a slow engine gives in any test's time."""

@@ -178,6 +178,25 @@ def letter(s: hl.State, name: str) -> None:
         branch.gen("end", max_tokens=3, ignore_eos=True)
 
 
+@hl.program
+def talk(s: hl.State, names: list[str]) -> None:
+    """Messages, loops and conditions between generations, and choices behind them."""
+    with hl.for_(names, max=4) as name:
+        s.user("I am ", name, ".")
+        s.assistant(hl.gen("hello", max_tokens=3, ignore_eos=True), " and ", hl.gen("more", max_tokens=1))
+    s["n"] = 0
+    with hl.while_(lambda: s["n"] < 2, max=5):
+        s["n"] = s["n"] + 1
+        s.user("No. ", s["n"])
+        with s.assistant():
+            with hl.if_(s["n"] == 2):
+                s.text("Well: ")
+            s.gen("said", max_tokens=2, ignore_eos=True)
+    s.user("So?")
+    s.assistant(hl.gen("so", max_tokens=2, ignore_eos=True), ": ", hl.select("way", ["a", "b", "c"]))
+    s.assistant(hl.gen("end", max_tokens=2, ignore_eos=True))
+
+
 async def run(engine: Engine, program: Any, **given: Any) -> tuple[dict[str, Any], int]:
     """The outputs and the engine's steps."""
     backend = EngineBackend(engine.client, ChatTokenizer(), SequenceLimiter(1000))
@@ -194,6 +213,85 @@ def test_a_program_gives_the_same_with_and_without(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Interpreter, "_expected", lambda *args: [])
         assert (await run(engine, letter, name="Ada"))[0] == found
         assert len(engine.begun) == 4 + 3
+
+    on_an_engine(work)
+
+
+def test_it_goes_on_over_messages_loops_and_into_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: Engine) -> None:
+        found, steps = await run(engine, talk, names=["Bob", "Ada"])
+        assert len(engine.begun) == 3 + 2 + 1 + 1
+        monkeypatch.setattr(Interpreter, "_expected", lambda *args: [])
+        again, without = await run(engine, talk, names=["Bob", "Ada"])
+        assert again == found
+        assert steps <= without
+        assert len(engine.begun) == 7
+
+    on_an_engine(work)
+
+
+def test_a_template_that_changes_what_was_said_costs_nothing_but_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages end in another way than was foreseen, if the generated text ends with an even character."""
+
+    async def render(self: ChatTokenizer, inputs: Any) -> str:
+        texts = [f"<{one['role'][0]}>{one['content']}" for one in inputs.messages]
+        ends = ["!" if one["content"] and ord(one["content"][-1]) % 2 == 0 else "." for one in inputs.messages]
+        if inputs.continue_final_message:
+            ends[-1] = ""
+        return "".join(map("".join, zip(texts, ends, strict=True))) + "<a>" * inputs.add_generation_prompt
+
+    monkeypatch.setattr(ChatTokenizer, "apply_chat_template_async", render)
+
+    async def work(engine: Engine) -> None:
+        found, _ = await run(engine, talk, names=["Bob", "Ada", "Eve"])
+        assert engine.begun
+        monkeypatch.setattr(Interpreter, "_expected", lambda *args: [])
+        assert (await run(engine, talk, names=["Bob", "Ada", "Eve"]))[0] == found
+
+    on_an_engine(work)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_more_sequences_are_under_way_than_may_be(most: int) -> None:
+    async def work(engine: Engine) -> None:
+        counts: list[int] = []
+        schedule = engine.engine.scheduler.schedule
+
+        def counted(now: float) -> Any:
+            counts.append(len(engine.engine.scheduler._requests))
+            return schedule(now)
+
+        engine.engine.scheduler.schedule = counted  # type: ignore[method-assign]
+        places = SequenceLimiter(most)
+        names = ["Ada", "Bob", "Eve", "Dan"]
+        given = [(letter, {"name": name}) for name in names] + [(talk, {"names": names[:at]}) for at in range(1, 4)]
+        backend = EngineBackend(engine.client, ChatTokenizer(), places)
+        runs = [Interpreter(program.compile(), backend, {}, seed=1) for program, _ in given]
+        await asyncio.gather(*(one.run(inputs) for one, (_, inputs) in zip(runs, given, strict=True)))
+        await engine.idle()
+        assert max(counts) == most
+        assert places._free == most
+        assert not places._kept
+
+    on_an_engine(work, slots=8)
+
+
+def test_no_step_passes_between_generations_whose_end_is_known() -> None:
+    """Each step has a token of the chain: the text behind a generation is computed by the step behind its last one."""
+
+    @hl.program
+    def alone(s: hl.State) -> None:
+        s.text("Dear all, ")
+        for at in range(6):
+            s.gen(f"part{at}", max_tokens=1 + at % 3, ignore_eos=True)
+            s.text(f" and {at}, ")
+        s.select("way", ["a", "b"])
+
+    async def work(engine: Engine) -> None:
+        _, steps = await run(engine, alone)
+        assert engine.begun == sorted(engine.begun)
+        assert len(engine.begun) == 6
+        assert steps == 12 + 1
 
     on_an_engine(work)
 

@@ -135,12 +135,17 @@ def test_cancelled_at_any_moment_a_program_leaves_nothing() -> None:
             branch.assistant(hl.select("b", ["yes", "no"]), hl.gen("c", max_tokens=5))
         s.user("Then?", hl.call("echo", text="x").to_text())
         s.assistant("So: ", hl.gen("d", max_tokens=4))
+        with hl.for_(2) as turn:
+            s.user("No. ", turn)
+            s.assistant(hl.gen("e", max_tokens=1), ", ", hl.gen("f", max_tokens=2, ignore_eos=True))
+        s.user("Which?")
+        s.assistant(hl.gen("g", max_tokens=2, ignore_eos=True), ": ", hl.select("h", ["a", "b", "c"]))
 
     plan = everything.compile()
 
     async def work(runs: Runs, client: InProcessClient, engine: FakeEngine) -> None:
         whole = await runs.whole(plan, 3)
-        for steps in range(60):
+        for steps in range(80):
             await runs.cancelled(plan, 3, steps)
             await idle(client, engine)
         assert await runs.whole(plan, 3) == whole

@@ -39,6 +39,7 @@ from headrace.engine.ranks.rank_messages import (
 from headrace.errors import CheckpointError, ConfigError, DeviceLost, HeadraceError, PlatformError
 from headrace.types import StepPlan, StepResult
 
+pytestmark = pytest.mark.usefixtures("forks")
 COMMAND = (sys.executable, str(Path(__file__).with_name("ranks_fake_follower.py")))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from format_samples import Sample, machine
@@ -12,7 +12,7 @@ from format_samples import Sample, machine
 from headrace.core.matcher import Matcher
 from headrace.formats.call_grammar import CallableTool, call_grammar
 from headrace.formats.tool_formats import TOOL_FORMATS
-from headrace.grammar.backend import GrammarVocabulary
+from headrace.grammar.backend import CompiledGrammar, GrammarVocabulary
 from headrace.grammar.llguidance_backend import LlguidanceBackend
 from headrace.types import Constraint
 
@@ -60,6 +60,11 @@ def make_backend() -> LlguidanceBackend:
     return LlguidanceBackend(GrammarVocabulary(WORDS, ids, (END,), END + 1, lambda text: list(text.encode())))
 
 
+@lru_cache(256)
+def compiled(text: str) -> CompiledGrammar:
+    return make_backend().compile(Constraint("tool_calls", text))
+
+
 def matcher(
     name: str,
     special: bool | Mapping[str, int],
@@ -74,7 +79,7 @@ def matcher(
         free_text=free_text, parallel=parallel,
     )  # fmt: skip
     text = json.dumps({"lark": found.lark, "schemas": found.schemas, "strict": found.strict, "texts": found.texts})
-    return make_backend().compile(Constraint("tool_calls", text)).matcher()
+    return compiled(text).matcher()
 
 
 def _tokens(special: bool | Mapping[str, int]) -> Mapping[str, int]:

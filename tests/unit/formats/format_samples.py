@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from format_sample import Call, Sample
 from further_samples import FURTHER
@@ -71,8 +72,12 @@ def tokens_of(of: Machine) -> list[str]:
 
 
 def machine(sample: Sample, special: Sequence[str] = ()) -> Machine:
-    tools = None if sample.tools is None else TOOL_FORMATS[sample.tools]
-    return Machine(tools, None if sample.reasoning is None else REASONING_FORMATS[sample.reasoning], special)
+    return _machine(sample.tools, sample.reasoning, tuple(special))
+
+
+@cache
+def _machine(tools: str | None, reasoning: str | None, special: tuple[str, ...]) -> Machine:
+    return Machine(TOOL_FORMATS[tools] if tools else None, REASONING_FORMATS[reasoning] if reasoning else None, special)
 
 
 def parse(sample: Sample, pieces: Iterable[str], of: Machine | None = None, markers: Sequence[str] = ()) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from math import inf
 
 import pytest
 from format_samples import FULL, SAMPLES, Answer, Sample, collected, machine, tokens_of
@@ -102,9 +103,11 @@ def test_time_is_linear(sample: Sample) -> None:
         parser.finish()
         return time.process_time() - begun
 
-    lines, repeats = (50_000, 1) if FULL else (1000, 3)
-    small = min(seconds(lines) for _ in range(repeats))
-    large = min(seconds(4 * lines) for _ in range(repeats))
+    lines, small, large = 50_000 if FULL else 1000, inf, inf
+    for _ in range(3):  # The least of up to three: a machine that does something else takes longer, never less.
+        small, large = min(small, seconds(lines)), min(large, seconds(4 * lines))
+        if large < 12 * small + 0.02:
+            break
     assert large < 12 * small + 0.02
     if FULL:
         print(f"1 MB: {large:.2f} s, {large / small:.1f} times a quarter of it ({sample.name})")

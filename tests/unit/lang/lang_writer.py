@@ -57,6 +57,8 @@ class Writer:
                     stop = self.random.choice([None, None, "e", "ab"])
                     s.gen(self.name(), max_tokens=self.random.randrange(1, 9), stop=stop)
                     s.text(self.text(s))
+                if self.random.random() < 0.2:
+                    s.select(self.name(), ["a", "b"])
 
     def variable(self, s: hl.State, depth: int) -> None:
         name, value = self.name(), self.text(s)

@@ -57,6 +57,8 @@ class Stub:
 
     def __init__(self, model: str = "tiny", tokens: int = 4, mode: str = "ok", wait: float = 0.0) -> None:
         self.model, self.tokens, self.mode, self.wait = model, tokens, mode, wait
+        self.gate: asyncio.Event | None = None
+        """Requests are answered once it is set."""
         self.role: str | None = None
         """In a group of engines that exchange blocks."""
         self.healthy: Callable[[], bool] = lambda: True
@@ -139,10 +141,10 @@ class _Connection(asyncio.Protocol):
             self._events()
         elif path in ("/v1/router/replicas", "/v1/engine/state"):
             self.transport.write(answer(404, _error("no such route", "not_found")))
-        elif self.stub.mode == "ok" and not self.stub.wait:
+        elif self.stub.mode == "ok" and not self.stub.wait and self.stub.gate is None:
             self._write(self._whole() if b'"stream":true' not in self.body else self._streamed())
         else:
-            self._start(self._answer())
+            self._start(self._later(self.stub.gate))
 
     def _write(self, data: bytes) -> None:
         head = self.current is not None and self.current.method == "HEAD"
@@ -182,6 +184,11 @@ class _Connection(asyncio.Protocol):
     def _streamed(self) -> bytes:
         return STREAM_HEAD + chunk(PIECE) * self.stub.tokens + chunk(DONE) + END
 
+    async def _later(self, gate: asyncio.Event | None) -> None:
+        if gate is not None:
+            await gate.wait()
+        await self._answer()
+
     async def _answer(self) -> None:
         mode, write = self.stub.mode, self._write
         await asyncio.sleep(self.stub.wait)
@@ -218,7 +225,7 @@ class _Connection(asyncio.Protocol):
                 await asyncio.sleep(0.02)
 
 
-def contents(seq: int = 0, epoch: int = 5, runs: Any = (), path: str = "/nowhere") -> bytes:
+def contents(seq: int = 0, epoch: int = 5, runs: Any = (), path: str = "/nowhere", **more: Any) -> bytes:
     """The event with which a stream of events begins."""
     data = {
         "epoch": epoch,
@@ -230,6 +237,7 @@ def contents(seq: int = 0, epoch: int = 5, runs: Any = (), path: str = "/nowhere
         "max_model_len": 2048,
         "max_num_seqs": 8,
         "runs": list(runs),
+        **more,
     }
     return f"event: contents\ndata: {json.dumps(data)}\n\n".encode()
 

@@ -127,6 +127,7 @@ def test_a_template_that_never_ends_stops_nobody_else(folder: Path, monkeypatch:
         try:
             await until(lambda: client.ready)
             assert await asyncio.gather(asked(client, "forever"), asked(client, "Hi")) == [(0, {}), (0, {})]
+            monkeypatch.setattr(prompt_client, "_PATIENCE", 60.0)
             await until(lambda: client.ready)
             assert (await asked(client, "Hi"))[0] > 0
         finally:

@@ -179,6 +179,7 @@ def test_a_stream_goes_on_where_it_stopped(given: dict[str, Any]) -> None:
             figures = it.figures()
             assert figures["headrace_router_continued_total"] == 1
             assert figures["headrace_router_broken_total"] == 0
+            it.fleet.replicas[1].load.elsewhere = 0
             await until(
                 lambda: all(one.load.tickets == one.load.running == one.load.queued == 0 for one in it.fleet.replicas)
             )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 from test_route_relay import run
 
 from headrace.route.fleet import Fleet
+from headrace.route.model_reader import keep_reader
+from headrace.route.replica import Facts, Replica
 from headrace.route.replica_watch import WatchTimes
 from headrace.route.roster import Roster
 
@@ -19,6 +25,54 @@ def test_nothing_is_kept_of_an_engine_that_has_left() -> None:
             fleet.texts.sent(one.name, chain)
         roster.remove(first)
         assert list(fleet.texts.held(chain)) == [second.name]
+        roster.close()
+
+    run(check())
+
+
+class Reader:
+    """Takes the place of the processes that read prompts."""
+
+    def __init__(self, path: str, model: str, max_model_len: int) -> None:
+        self.path, self.closed = path, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_prompts_are_read_with_the_files_of_the_newest_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update serves another directory under the same name: its tokenizer may be another one."""
+    monkeypatch.setattr("headrace.route.model_reader.PromptClient", Reader)
+
+    async def check() -> None:
+        fleet = Fleet([])
+        roster = Roster(fleet, WatchTimes(), {"named": "folder"})
+
+        def serve(number: int, path: str, model: str = "m") -> Replica:
+            replica = roster.add(number, f"http://127.0.0.1:{number + 1}")
+            replica.facts = Facts(model, path)
+            keep_reader(fleet, model, {"named": "folder"})
+            return replica
+
+        old, new = tmp_path / "old", tmp_path / "new"
+        old.mkdir()
+        new.mkdir()
+        first = serve(0, str(old))
+        reader: Any = fleet.readers["m"]
+        assert reader.path == str(old)
+        second = serve(1, str(new))
+        assert (reader.closed, fleet.readers["m"].path) == (True, str(new))
+        reader = fleet.readers["m"]
+        keep_reader(fleet, "m", {})
+        serve(2, "/on/another/machine")
+        assert (fleet.readers["m"], reader.closed) == (reader, False), "its files are here, those of the last are not"
+        roster.remove(second)
+        assert fleet.readers["m"].path == str(old), "the update was given up"
+        roster.remove(first)
+        assert fleet.readers["m"].path == "/on/another/machine"
+        serve(3, str(old), "named")
+        serve(4, str(new), "named")
+        assert fleet.readers["named"].path == "folder", "as it was asked for"
         roster.close()
 
     run(check())

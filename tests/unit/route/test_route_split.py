@@ -20,7 +20,7 @@ from headrace.route.split_bodies import decode_body, prefill_body, splits
 class Reader:
     """Every prompt has 1,000 tokens."""
 
-    ready = True
+    ready, path = True, "/nowhere"
 
     async def read(self, path: str, body: bytes, layouts: Any) -> Any:
         return 1000, {layout: [b"%d" % at for at in range(250)] for layout in layouts}
@@ -57,7 +57,12 @@ def test_one_computes_and_the_other_answers(stream: bool) -> None:
             (first,), (second,) = it.stubs[0].posts, it.stubs[1].posts
             messages = [{"role": "user", "content": "Hi"}]
             common = {"model": "tiny", "messages": messages, "seed": 7}
-            assert first.json == {**common, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+            assert first.json == {
+                **common,
+                **({"stream": True} if stream else {}),
+                "max_tokens": 1,
+                "kv_transfer_params": {"do_remote_decode": True},
+            }
             address = f"tcp:127.0.0.1:{it.stubs[0].port}"
             # The giver gets 2 s, and five times what 1,000 tokens are expected to take.
             given = {"do_remote_prefill": True, "remote_address": address, "patience": 4.0}
@@ -222,6 +227,26 @@ def test_another_layout_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "content", "splits"), [(8, "cd" * 16, True), (8, "ef" * 16, False), (8, "", False), (6, "cd" * 16, False)]
+)
+def test_another_block_size_is_converted(size: int, content: str, splits: bool) -> None:
+    """If the engines compute the same, and one size is a multiple of the other."""
+
+    async def check() -> None:
+        async with group() as it:
+            for stub, mine, tokens in zip(it.stubs, (content, "cd" * 16), (size, 4), strict=True):
+                assert stub.events is not None
+                stub.events.put_nowait(contents(epoch=9, content=mine, block_size=tokens, layout=f"{tokens:032}"))
+            await until(lambda: all(one.facts.layout != LAYOUT for one in it.fleet.replicas if one.facts))
+            choice = it.fleet.choose(Query("tiny", 1000, splits=True))
+            assert choice is not None
+            assert (choice.prefill is not None) == splits
+            choice.close()
+
+    run(check())
+
+
+@pytest.mark.parametrize(
     ("body", "can"),
     [
         ({"prompt": "text"}, True),
@@ -240,6 +265,10 @@ def test_requests_that_can_be_split(body: dict[str, Any], can: bool) -> None:
 def test_bodies_of_both() -> None:
     body = json.dumps({"prompt": "a", "stream": True, "n": 2, "max_completion_tokens": 9, "temperature": 0}).encode()
     wanted = {"prompt": "a", "temperature": 0, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    assert json.loads(prefill_body(body)) == wanted
+    assert json.loads(prefill_body(body, False)) == wanted
+    assert json.loads(prefill_body(body, True)) == wanted | {"stream": True}
+    for given, wanted_least in (({"min_tokens": 5}, 1), ({"min_tokens": 0}, 0), ({}, 0)):
+        asked = json.loads(prefill_body(json.dumps({"prompt": "a", **given}).encode(), True))
+        assert asked.get("min_tokens", 0) == wanted_least
     given = {"do_remote_prefill": True, "remote_address": "tcp:a:1", "patience": 2.5}
     assert json.loads(decode_body(body, "tcp:a:1", 2.5)) == {**json.loads(body), "kv_transfer_params": given}

@@ -13,9 +13,10 @@ from stub_engine import Stub
 from test_route_relay import run
 from test_scale_set import QUICK, scaled
 
-from headrace.errors import ConfigError
+from headrace.errors import AddressTaken, ConfigError, HeadraceError, NoRoom
 from headrace.scale import member, replica_set
 from headrace.scale.member import Member
+from headrace.scale.replica_process import report_of
 
 
 def test_what_has_worked_is_started_again_after_an_error_that_would_be_final() -> None:
@@ -31,6 +32,28 @@ def test_what_has_worked_is_started_again_after_an_error_that_would_be_final() -
             assert "failed" not in [row["phase"] for row in it.group.members()]
 
     run(check())
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (NoRoom("the KV cache needs 4 GiB, 1 GiB are available"), True),
+        (AddressTaken("cannot listen on 127.0.0.1:1: another server starts there"), True),
+        (ConfigError("--threads 0"), False),
+    ],
+)
+def test_what_passes_is_tried_again_although_nothing_has_worked(error: HeadraceError, passes: bool) -> None:
+    async def check() -> None:
+        launcher = FakeLauncher()
+        launcher.refuse = error
+        async with scaled(launcher, policy=QUICK._replace(first=0.01, most=1000), wait=False, replicas=1) as it:
+            await until(lambda: it.group.members()[0]["phase"] == ("waiting" if passes else "failed"))
+            launcher.refuse = None
+            if passes:
+                await until(lambda: it.ready == 1)
+
+    run(check())
+    assert report_of(error) == {"error": str(error), "final": not passes}
 
 
 def test_the_time_to_load_is_no_service(monkeypatch: pytest.MonkeyPatch) -> None:

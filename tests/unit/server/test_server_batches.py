@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +14,9 @@ from typing import Any
 
 import openai
 import pytest
+from fork_server import ForkedProcess
 from server_fakes import MODEL, ByteTokenizer, FakeClient, Served, fault, sdk_http, serve_fake, with_key
+from test_server_process import SCRIPT, forks
 
 from headrace.config import Config
 from headrace.errors import ConfigError, InvalidRequest
@@ -410,11 +411,10 @@ def test_a_crash_while_the_results_are_written(tmp_path: Path, monkeypatch: pyte
         one.close()
 
 
-def process(folder: Path, **engine: Any) -> tuple[subprocess.Popen[str], str]:
+def process(folder: Path, **engine: Any) -> tuple[ForkedProcess, str]:
     """A server process, which `kill` ends like kill -9, and its URL."""
-    script = Path(__file__).with_name("server_process.py")
     options = json.dumps({"server": {"state_dir": str(folder)}, "engine": engine})
-    started = subprocess.Popen([sys.executable, script, options], stdin=-1, stdout=-1, text=True)
+    started = forks().Popen([sys.executable, str(SCRIPT), options], stdin=-1, stdout=-1, text=True)
     assert started.stdout is not None
     found = re.search(r"http://127\.0\.0\.1:\d+", started.stdout.readline())
     assert found

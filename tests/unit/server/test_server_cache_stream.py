@@ -21,7 +21,7 @@ CONTENTS: Any = CacheContents(CacheSnapshot(5, 1, []))
 class Client:
     """Its cache changes as fast as the changes are read. Others read it already."""
 
-    info = SimpleNamespace(path="/m", layout_id=b"", block_size=4, max_model_len=8, max_num_seqs=1)
+    info = SimpleNamespace(path="/m", layout_id=b"", block_size=4, max_model_len=8, max_num_seqs=1, transfer=None)
 
     def __init__(self, changes: bool) -> None:
         self.cache_feed = self

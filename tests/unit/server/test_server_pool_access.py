@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from fastapi.routing import APIRoute
 from pool_fakes import FakeEngines, PoolServer, plan, pool_server, until
 
 from headrace.server.access import OPEN_PATHS
+from headrace.server.server_route import ServerRoute
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -44,7 +44,7 @@ def test_every_route_needs_a_key(keys: dict[str, Any]) -> None:
             routes = [
                 (method, route.path)
                 for route in server.app.routes
-                if isinstance(route, APIRoute)
+                if isinstance(route, ServerRoute)
                 for method in route.methods
                 if route.path not in OPEN_PATHS
             ]

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from fastapi.routing import APIRoute
 from pool_fakes import FakeEngines, PoolServer, plan, pool_server, until
 
 from headrace import lang as hl
 from headrace.errors import CheckpointError
+from headrace.server.server_route import ServerRoute
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -240,7 +240,7 @@ CONTROL = ("/reset_prefix_cache", "/start_profile", "/stop_profile", "/sleep", "
 def test_control_routes_are_off_by_default() -> None:
     async def work() -> None:
         async with pool_server(plan("a")) as server:
-            paths = {route.path for route in server.app.routes if isinstance(route, APIRoute)}
+            paths = {route.path for route in server.app.routes if isinstance(route, ServerRoute)}
             assert not paths & set(CONTROL)
             assert (await server.http.post("/sleep")).status_code == 404
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import json
 import os
@@ -15,12 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from fork_server import ForkServer
 from server_fakes import MODEL, ByteTokenizer, FakeClient
 
 from headrace.config import Config
@@ -40,11 +43,19 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
 
 
+@cache
+def forks() -> ForkServer:
+    """Made with the first server; it ends with the tests."""
+    server = ForkServer("server_process", folders=[SCRIPT.parent])
+    atexit.register(server.close)
+    return server
+
+
 class Server:
     def __init__(self, **options: Any) -> None:
         command = [sys.executable, str(SCRIPT), json.dumps(options)]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.process = forks().Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.url = self.line = ""
 
     def started(self) -> None:

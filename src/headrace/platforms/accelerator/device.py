@@ -37,6 +37,7 @@ __all__ = ["AcceleratorDevice", "Traits"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_COLLECTIVES = COLLECTIVES | {ALL_TO_ALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,11 @@ class AcceleratorDevice(TorchDevice):
         """Copy on the copy stream, after all launched work. Up to 1 MiB doesn't wait. bfloat16 becomes float32."""
         event, host = self.submit(lambda: self.copies.get(tensor)).result()
         return EventPending(event, host, self._translating)
+
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """See `interface.OrdersBlocks` and `kernels.kv.TorchKV`."""
+        return 1, 1
 
     def alloc_kv(self, layout: KVLayout, num_blocks: int) -> KV:
         """A zeroed `kernels.kv.TorchKV`. Memory that torch has cached during loading is released before."""
@@ -222,6 +228,10 @@ class AcceleratorDevice(TorchDevice):
             return OutOfMemory(f"{message} ({free} of {total} bytes are free): {remedy}")
         return PlatformError(f"{self.torch_device}: {type(error).__name__}: {error}")
 
+    def as_one_of_several(self) -> Capabilities:
+        """See `interface.WorksInGroups`."""
+        return replace(self.capabilities(), collectives=_COLLECTIVES)
+
     def _complete(self, capabilities: Capabilities) -> Capabilities:
         return replace(
             capabilities,
@@ -229,7 +239,7 @@ class AcceleratorDevice(TorchDevice):
             quant_formats=frozenset() if "linear" in self._missing else capabilities.quant_formats,
             # A vendor's library chooses its own order of sums.
             deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
-            collectives=COLLECTIVES | {ALL_TO_ALL} if self.options.world_size > 1 else frozenset(),
+            collectives=_COLLECTIVES if self.options.world_size > 1 else frozenset(),
         )
 
     def _why_eager(self) -> str | None:

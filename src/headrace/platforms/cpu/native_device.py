@@ -20,7 +20,7 @@ from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_blocks import NativeBlocks
 from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_features import NativeFeatures
-from headrace.platforms.cpu.native_kv import NativeKV
+from headrace.platforms.cpu.native_kv import GROUP, LINE, NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_layout import (
     BLOCK_TWINS,
@@ -56,6 +56,8 @@ CAPABILITIES = Capabilities(
     host_memory=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
+_SEVERAL = replace(CAPABILITIES, collectives=COLLECTIVES | {ALL_TO_ALL}, passes_rows=True)
+"""Of one of several ranks."""
 T = TypeVar("T")
 _NO_KERNEL = "no native kernel, and a recorded step cannot use the reference: HEADRACE_NATIVE=0 serves it, slowly"
 _COMPUTE: dict[str | None, Compute] = {
@@ -87,10 +89,7 @@ class NativeDevice(TorchDevice):
         if dtype is not None and dtype not in _COMPUTE:
             raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
-        several = self._world is not None
-        collectives = COLLECTIVES | {ALL_TO_ALL} if several else frozenset()
-        able = replace(CAPABILITIES, collectives=collectives, passes_rows=several)
-        super().__init__(torch.device("cpu"), able, 1)
+        super().__init__(torch.device("cpu"), CAPABILITIES if self._world is None else _SEVERAL, 1)
         library = load(isa)
         check_layouts(library)
         self.team = Team(library, threads, (rank, world_size))
@@ -120,6 +119,11 @@ class NativeDevice(TorchDevice):
     def chip(self) -> str:
         """See `interface.NamesChip`."""
         return " ".join(f"{name} without dot products" for name in self.team.library.without_dot)
+
+    @property
+    def block_padding(self) -> tuple[int, int]:
+        """See `interface.OrdersBlocks` and `native_kv.NativeKV`."""
+        return GROUP, LINE
 
     def put(self, array: npt.NDArray[Any]) -> Tensor:
         self._check_open()
@@ -198,6 +202,10 @@ class NativeDevice(TorchDevice):
     def busy_seconds(self) -> float:
         """The time during which the team had work."""
         return self.team.busy_seconds
+
+    def as_one_of_several(self) -> Capabilities:
+        """See `interface.WorksInGroups`."""
+        return _SEVERAL
 
     def extension(self, kind: Callable[..., T]) -> T | None:
         if kind is PackedForms:

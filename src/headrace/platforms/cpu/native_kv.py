@@ -13,12 +13,12 @@ from headrace.kernels.kv import TorchKV
 from headrace.platforms.cpu.mapping import map_memory
 from headrace.types import KVLayout
 
-__all__ = ["KVArgs", "MappedMemory", "NativeKV"]
+__all__ = ["GROUP", "LINE", "KVArgs", "MappedMemory", "NativeKV"]
 
 Tensor = torch.Tensor
 GROUP = 16
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3": 4}
-_LINE, _PAGE = 64, 4096
+LINE, _PAGE = 64, 4096
 
 
 def _spread(size: int) -> int:
@@ -97,7 +97,7 @@ class NativeKV:
             kinds += [(store, tokens, torch.float32) for store in (self.key_scales, self.value_scales) if scaled]
             for store, count, dtype in kinds:
                 parts.append((store, at, count, dtype))
-                at += -(-count * dtype.itemsize // _LINE) * _LINE
+                at += -(-count * dtype.itemsize // LINE) * LINE
         self.block_bytes = at
         """Bytes of one block, all of its parts together."""
         self.stride = _spread(at)

@@ -15,7 +15,7 @@ from headrace.transfer.connectors.shelf import Shelf
 from headrace.transfer.identity import Identity
 from headrace.transfer.sealed import HEADER_BYTES
 
-__all__ = ["Arrival", "Connector", "ConnectorSettings", "MakeConnector", "Order"]
+__all__ = ["Arrival", "Connector", "ConnectorSettings", "MakeConnector", "Order", "Prefix"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,17 @@ class ConnectorSettings:
         return HEADER_BYTES + self.identity.block_bytes
 
 
+class Prefix(NamedTuple):
+    """The tokens that blocks hold, for an end whose blocks have other names."""
+
+    tokens: Sequence[int]
+    """From the first block of the chain on."""
+    given: int
+    """The other end has full blocks of so many of them at most."""
+    adapter: str = ""
+    salt: str = ""
+
+
 class Order(NamedTuple):
     """The blocks to fetch."""
 
@@ -53,6 +64,9 @@ class Order(NamedTuple):
     """Seconds for which the other end may wait for a block that it does not have yet."""
     epoch: int | None = None
     """The other end's epoch; None: any."""
+    prefix: Prefix | None = None
+    """None: blocks that would have to be converted are refused. The other end's blocks may end earlier than ours: a
+    ticket of converted blocks is sealed with all that it can give."""
 
 
 class Arrival(NamedTuple):

@@ -50,7 +50,8 @@ class MemoryConnector(FetchingConnector):
         if other.settings.secret != self.settings.secret:
             raise TransferRefused("it has another secret")
         check_identity(self.settings.identity, other.settings.identity, order.address, order.epoch)
-        for at, chain_hash in enumerate(order.hashes):
+        self._agree(one, other.settings.identity)
+        for at, chain_hash in enumerate(one.names):
             block = self._wait_for(one, other, chain_hash)
             try:
                 self._slot(one, at)[:] = other.shelf.sealed(block)
@@ -69,4 +70,4 @@ class MemoryConnector(FetchingConnector):
                 return block
             patience -= step
             if patience <= 0:
-                raise TransferError(f"it does not have block {one.arrived} of those that were asked for")
+                raise TransferError(f"it does not have block {one.received} of those that were asked for")

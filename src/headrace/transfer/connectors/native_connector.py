@@ -73,8 +73,8 @@ class NativeConnector(StreamConnector):
         frame = link.receive(one.left)
         if not isinstance(frame, Located):
             return not self._ended(frame, one, link)
-        here = one.slots[one.arrived : one.arrived + len(frame.offsets)]
-        if len(here) < len(frame.offsets):
+        here = one.slots[one.received : one.received + len(frame.offsets)]
+        if one.received + len(frame.offsets) > len(one.names) or len(here) < len(frame.offsets):
             raise TransferError(f"{link.peer} located more blocks than were asked for")
         assert isinstance(link.reader, tuple)
         process, peer = link.reader

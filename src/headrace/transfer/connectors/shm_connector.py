@@ -79,14 +79,14 @@ class SharedMemoryConnector(StreamConnector):
         frame = link.receive(one.left)
         if not isinstance(frame, Located):
             return not self._ended(frame, one, link)
-        memory, size = link.reader, self._slot_bytes
+        memory, size = link.reader, one.slot_bytes
         assert isinstance(memory, memoryview)
-        if one.arrived + len(frame.offsets) > len(one.order.hashes):
+        if one.received + len(frame.offsets) > len(one.names):
             raise TransferError(f"{link.peer} located more blocks than were asked for")
         for offset in frame.offsets:
             if not 0 <= offset <= len(memory) - size:
                 raise TransferError(f"{link.peer} located a block outside of its memory")
-            self._slot(one, one.arrived)[:] = memory[offset : offset + size]
+            self._slot(one, one.received)[:] = memory[offset : offset + size]
             self._arrive(one)
         link.send(Taken(), one.left)
         return True

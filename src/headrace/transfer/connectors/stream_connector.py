@@ -11,6 +11,7 @@ from headrace.transfer.connectors.connector import ConnectorSettings
 from headrace.transfer.connectors.frames import Ask, Done, FramedSocket, Missing
 from headrace.transfer.connectors.handshake import introduce
 from headrace.transfer.connectors.tickets import Fetch, FetchingConnector
+from headrace.transfer.identity import Identity
 
 __all__ = ["PeerLink", "StreamConnector"]
 
@@ -23,7 +24,8 @@ class PeerLink(FramedSocket):
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         super().__init__(sock, peer)
-        self.epoch = 0
+        self.identity: Identity | None = None
+        """The server's."""
         self.memory = b""
         """The server's description of its shelf."""
         self.reader: object = None
@@ -66,7 +68,9 @@ class StreamConnector(FetchingConnector):
         good = False
         try:
             self._interruptible(one, link.shut)
-            link.send(Ask(tuple(one.order.hashes), one.order.patience, one.left()), one.left)
+            assert link.identity is not None
+            self._agree(one, link.identity)
+            link.send(Ask(tuple(one.names), one.order.patience, one.left()), one.left)
             while self._receive(link, one):
                 pass
             good = True
@@ -76,12 +80,12 @@ class StreamConnector(FetchingConnector):
                 self._keep(one.order.address, link)
             else:
                 self._drop(link)
-        if one.arrived < len(one.order.hashes):
-            raise TransferError(f"it does not have block {one.arrived} of those that were asked for")
+        if one.received < len(one.names):
+            raise TransferError(f"it does not have block {one.received} of those that were asked for")
 
     def _ended(self, frame: object, one: Fetch, link: PeerLink) -> bool:
         """True if the frame ends the answer. Raises TransferError if it does not belong here."""
-        if isinstance(frame, Missing) or (isinstance(frame, Done) and one.arrived == len(one.order.hashes)):
+        if isinstance(frame, Missing) or (isinstance(frame, Done) and one.received == len(one.names)):
             return True
         raise TransferError(f"{link.peer} sent {type(frame).__name__} where a block is due")
 
@@ -96,8 +100,7 @@ class StreamConnector(FetchingConnector):
         try:
             self._interruptible(one, link.shut)
             settings = self.settings
-            theirs, link.memory = introduce(link, settings.identity, settings.secret, order.epoch, one.left)
-            link.epoch = theirs.epoch
+            link.identity, link.memory = introduce(link, settings.identity, settings.secret, order.epoch, one.left)
             self._agreed(link, one)
         except BaseException:
             link.close()
@@ -113,7 +116,9 @@ class StreamConnector(FetchingConnector):
                 link = links.pop() if links else None
             if link is None:
                 return None
-            if _alive(link.socket) and order.epoch in (None, link.epoch):
+            if _alive(link.socket) and (
+                order.epoch is None or link.identity is None or order.epoch == link.identity.epoch
+            ):
                 return link
             self._drop(link)
 

@@ -37,7 +37,7 @@ class TCPConnector(StreamConnector):
         return dial(self.name, address, timeout)
 
     def _receive(self, link: PeerLink, one: Fetch) -> bool:
-        into = self._slot(one, one.arrived) if one.arrived < len(one.order.hashes) else None
+        into = self._slot(one, one.received) if one.received < len(one.names) else None
         frame = link.receive(one.left, into)
         if frame is not None:
             return not self._ended(frame, one, link)

@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError, TransferError
+from headrace.transfer.block_form import Converter
 from headrace.transfer.connectors.connector import Arrival, ConnectorSettings, Order
+from headrace.transfer.connectors.conversions import converted
 from headrace.transfer.connectors.shelf import Shelf
+from headrace.transfer.identity import Identity, TransferRefused, interchangeable
 from headrace.transfer.sealed import HEADER_BYTES, Seal, check_payload
 
 __all__ = ["Fetch", "FetchingConnector"]
@@ -32,12 +35,21 @@ class Fetch:
     order: Order
     end: float
     """Monotonic seconds."""
+    names: Sequence[bytes]
+    """The blocks to ask for: those of the order, or the other end's from which those are made."""
+    layout_id: bytes
+    slot_bytes: int
+    """Of the other end's sealed blocks."""
+    converter: Converter | None = None
+    """Makes the order's blocks; None: they are those that arrive."""
+    received: int = 0
+    """How many of `names` have arrived."""
     slots: list[int] = field(default_factory=list)
     """Offsets in the staging memory, one for each block."""
     buffers: list[memoryview] = field(default_factory=list)
     """Sealed blocks, or what is to become one, if there is no staging memory."""
     payloads: list[memoryview] = field(default_factory=list)
-    """Of the blocks that have arrived."""
+    """Of the order's blocks that are there."""
     reported: int = -1
     reason: str | None = None
     """Why it failed; empty: it is sealed; None: it moves."""
@@ -86,9 +98,10 @@ class FetchingConnector(ABC):
 
     def fetch(self, order: Order) -> int:
         cut = order._replace(hashes=tuple(order.hashes[: self.settings.staging_blocks]))
+        layout, end = self.settings.identity.layout_id, time.monotonic() + order.timeout
         with self._lock:
             self._last += 1
-            one = self._tickets[self._last] = Fetch(self._last, cut, time.monotonic() + order.timeout)
+            one = self._tickets[self._last] = Fetch(self._last, cut, end, cut.hashes, layout, self._slot_bytes)
         try:
             threading.Thread(target=self._run, args=(one,), name=f"fetch-{one.ticket}", daemon=True).start()
         except RuntimeError as error:
@@ -145,26 +158,51 @@ class FetchingConnector(ABC):
         """Move the blocks of a ticket, in order, into `_slot(one, at)`, and report each with `_arrive`. Raises
         HeadraceError or OSError. It ends at the ticket's deadline, and soon after `interrupt` was called."""
 
+    def _agree(self, one: Fetch, theirs: Identity) -> None:
+        """Must be called when the other end is known, before it is asked for `one.names`: blocks that are others there
+        are converted. Raises TransferError."""
+        ours = self.settings.identity
+        if interchangeable(ours, theirs):
+            return
+        if self._staging is not None and theirs.block_size != ours.block_size:
+            raise TransferRefused(
+                f"it has the block_size {theirs.block_size} and this engine {ours.block_size}, and this connector "
+                "moves blocks of one size: give both the same block_size, or use the connector tcp or shm"
+            )
+        if self._staging is not None and theirs.block_bytes != ours.block_bytes:
+            raise TransferRefused(
+                f"its blocks have {theirs.block_bytes} bytes and those of this engine {ours.block_bytes}, and this "
+                "connector moves blocks of one size: use the connector tcp or shm"
+            )
+        one.names, one.converter = converted(one.order, ours, theirs)
+        one.layout_id, one.slot_bytes = theirs.layout_id, HEADER_BYTES + theirs.block_bytes
+
     def _slot(self, one: Fetch, at: int) -> memoryview:
         """Memory for the ticket's sealed block `at`, the next to arrive or one after it."""
         if self._staging is None:
             while len(one.buffers) <= at:
-                one.buffers.append(memoryview(bytearray(self._slot_bytes)))
+                one.buffers.append(memoryview(bytearray(one.slot_bytes)))
             return one.buffers[at]
         return self._staging[one.slots[at] : one.slots[at] + self._slot_bytes]
 
     def _arrive(self, one: Fetch) -> None:
         """Check the next block of a ticket, whose bytes are in place, and count it. Raises BrokenSeal and
         TransferError."""
-        at, slot, order = one.arrived, self._slot(one, one.arrived), one.order
-        header = Seal.unpack(slot)
-        header.expect(self.settings.identity.layout_id, order.hashes[at], self._slot_bytes - HEADER_BYTES)
-        check_payload(header, slot[HEADER_BYTES:])
-        # Staging memory will be written again.
-        payload = slot[HEADER_BYTES:] if self._staging is None else memoryview(bytes(slot[HEADER_BYTES:]))
+        slot = self._slot(one, one.received)
+        header, payload = Seal.unpack(slot), slot[HEADER_BYTES:]
+        header.expect(one.layout_id, one.names[one.received], one.slot_bytes - HEADER_BYTES)
+        check_payload(header, payload)
+        if one.converter is not None:
+            payloads = one.converter.take(payload)
+            if one.buffers:
+                one.buffers[one.received] = memoryview(b"")
+        else:
+            # Staging memory will be written again.
+            payloads = [payload if self._staging is None else memoryview(bytes(payload))]
         with self._lock:
             one.left()
-            one.payloads.append(payload)
+            one.received += 1
+            one.payloads += payloads
 
     def _interruptible(self, one: Fetch, interrupt: Callable[[], None] | None) -> None:
         """Set the function that wakes the ticket's thread. Raises TransferError if the ticket has been cancelled."""
@@ -182,7 +220,7 @@ class FetchingConnector(ABC):
             one.left()
             self._take_slots(one)
             self._pull(one)
-            reason = "" if one.arrived == len(one.order.hashes) else "the transport ended early"
+            reason = "" if one.received == len(one.names) else "the transport ended early"
         except (HeadraceError, OSError) as error:
             reason = str(error) or type(error).__name__
         except Exception as error:

@@ -1,0 +1,33 @@
+"""Which files the prompts of a model are read with: an update gives it others under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.route.fleet import Fleet
+from headrace.route.prompt_client import PromptClient
+from headrace.route.replica import Facts
+
+__all__ = ["keep_reader"]
+
+
+def keep_reader(fleet: Fleet, model: str, tokenizers: Mapping[str, str]) -> None:
+    """Start what reads a model's prompts; another one, if its engines have other files now. `tokenizers`: folders by
+    model, for those that the engines' own paths do not lead to."""
+    facts = [one.facts for one in fleet.replicas if one.facts is not None and one.facts.model == model]
+    wanted = _newest([one for one in facts if one.path])
+    if wanted is None:
+        return
+    path, reader = tokenizers.get(model, wanted.path), fleet.readers.get(model)
+    if reader is not None:
+        if reader.path == path:
+            return
+        reader.close()
+    fleet.readers[model] = PromptClient(path, model, wanted.max_model_len)
+
+
+def _newest(facts: list[Facts]) -> Facts | None:
+    """Of the engine that was added last; of those whose files are on this machine, too, if there are such."""
+    here = [one for one in facts if Path(one.path).exists()]
+    return next(reversed(here or facts), None)

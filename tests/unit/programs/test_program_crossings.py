@@ -1,0 +1,95 @@
+"""The template's text between a generation and the next one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.errors import InvalidRequest
+from headrace.lang.conversation import Conversation, Tail
+from headrace.programs.crossings import Crossings
+
+TALK = Conversation().begin("user").add("Hi").end().begin("assistant")
+PROMPT = "<user>Hi</><assistant>"
+
+
+class Template:
+    """Counts its renderings."""
+
+    def __init__(self, strips: bool = False, refuses: bool = False, repeats: bool = False) -> None:
+        self.strips, self.refuses, self.repeats = strips, refuses, repeats
+        self.count = 0
+
+    async def __call__(self, conversation: Conversation) -> str:
+        self.count += 1
+        await asyncio.sleep(0)
+        if self.refuses:
+            raise InvalidRequest("no such role")
+        texts = [f"<{role}>{text.strip() if self.strips else text}</>" for role, text in conversation.messages]
+        if self.repeats:
+            texts.insert(0, f"{len(conversation.messages)} messages")
+        return "".join(texts) + f"<{conversation.role}>" + conversation.text
+
+
+def ask(crossings: Crossings, *tails: Tail) -> list[str | None]:
+    async def run() -> list[str | None]:
+        return [await crossings.text(TALK, PROMPT, tail) for tail in tails]
+
+    return asyncio.run(run())
+
+
+def test_one_rendering_serves_all_texts() -> None:
+    template = Template()
+    found = ask(
+        Crossings(template),
+        Tail(".", (("user", "a"),), "assistant", "So"),
+        Tail("!", (("user", "other words"),), "assistant", "Then"),
+        Tail(".", (("user", "a"), ("system", "b")), "assistant", "So"),
+    )
+    assert found == [
+        ".</><user>a</><assistant>So",
+        "!</><user>other words</><assistant>Then",
+        ".</><user>a</><system>b</><assistant>So",
+    ]
+    assert template.count == 2
+
+
+@pytest.mark.parametrize(
+    ("tail", "text"),
+    [
+        (Tail("", (), "assistant"), "</><assistant>"),
+        (Tail("", (("user", ""),), "assistant"), "</><user></><assistant>"),
+        (Tail("", (("user", "a"), ("user", "")), "assistant", "b"), "</><user>a</><user></><assistant>b"),
+    ],
+)
+def test_texts_may_be_missing(tail: Tail, text: str) -> None:
+    assert ask(Crossings(Template()), tail) == [text]
+
+
+@pytest.mark.parametrize("template", [Template(refuses=True), Template(repeats=True)])
+def test_what_a_template_writes_in_another_way_is_not_foreseen(template: Template) -> None:
+    tail = Tail(".", (("user", "a"),), "assistant")
+    assert ask(Crossings(template), tail, tail) == [None, None]
+    assert template.count == 1
+
+
+def test_guesses_that_are_wrong_more_often_than_right_end() -> None:
+    crossings, tail = Crossings(Template(strips=True)), Tail(" ", (("user", "a "),), "assistant")
+    shape = crossings.shape(tail)
+    assert ask(crossings, tail) == [" </><user>a </><assistant>"]
+    crossings.judge(shape, True)
+    crossings.judge(shape, False)
+    assert ask(crossings, tail) != [None]
+    crossings.judge(shape, False)
+    assert ask(crossings, tail) == [None]
+    assert ask(crossings, Tail(" ", (), "assistant")) == [" </><assistant>"]
+
+
+def test_few_shapes_are_remembered() -> None:
+    template = Template()
+    tails = [Tail(".", (("user", "a"),) * count, "assistant") for count in range(300)]
+    found = ask(Crossings(template), *tails)
+    assert template.count == 256
+    assert found[255] is not None
+    assert found[256] is None
