@@ -101,10 +101,11 @@ def test_drafts_after_a_restart(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize(("method", "block"), [("eagle3", 32), ("dflash", 32)])
 def test_drafts_from_another_engines_blocks(
-    models: dict[str, Model], method: str, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Model], method: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Which are of another size."""
     model, built = models[method], watch(monkeypatch)
     target, wanted, options = model.target, model.wanted, {"connector": "memory", "speculate": model.speculate}
 
@@ -114,7 +115,7 @@ def test_drafts_from_another_engines_blocks(
             expected = await in_turn(giver, [given(one) for one in mixed(COUNT, max_tokens=TOKENS)])
             assert len(expected) == COUNT
             same(await in_turn(giver, mixed(COUNT, max_tokens=TOKENS)), wanted)
-            async with engine(target, **options) as taker:
+            async with engine(target, block=block, **options) as taker:
                 warm = watched(built)
                 same(await in_turn(taker, [taken(one, giver) for one in mixed(COUNT, max_tokens=TOKENS)]), wanted)
                 alike(warm, cold)

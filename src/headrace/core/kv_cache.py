@@ -7,6 +7,7 @@ is planned.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ from headrace.core.radix import PrefixMatch, RadixNode, RadixTree
 from headrace.core.sequence import Sequence
 
 __all__ = ["CachedPrefix", "KVCache"]
+
+_LOOKS = 16
+"""Cached blocks that are looked at for one that goes on with a sequence."""
 
 
 class CachedPrefix(NamedTuple):
@@ -130,6 +134,20 @@ class KVCache:
         while seq.blocks < need:
             self.grow(seq)
         return computed
+
+    def may_continue(self, seq: Sequence, text: tuple[int, ...]) -> bool:
+        """Whether a cached block may hold what follows a sequence: one token that is not known yet, then this text."""
+        if not self.caching or seq.node is None:
+            return False
+        size, keys = self.block_size, seq.block_keys(self.block_size)
+        tail = tuple(seq.tokens[len(keys) * size :])
+        rest = text[: size - len(tail) - 1]
+        match = self.tree.match_prefix(seq.node, keys, seq.shared, len(keys))
+        if match.depth < len(keys) or not rest or len(tail) + 1 + len(rest) < size:
+            return False
+        node, at = match.node, match.offset
+        found = node.keys[at : at + 1] or node.order[bisect_left(node.order, tail) :][:_LOOKS]
+        return any(key[: len(tail)] == tail and key[len(tail) + 1 :] == rest for key in found)
 
     def awaited(self, seq: Sequence) -> int:
         """The step that brings scores of the prompt which a waiting sequence had better wait for; 0: none."""

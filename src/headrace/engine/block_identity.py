@@ -121,31 +121,40 @@ def block_identity(
         layout_id=_hash(layout),
         block_bytes=sum(rank_bytes),
         drafter="" if drafter is None else drafter.method,
-        form=block_form(checkpoint.decoder_config, shard, device, resolved.kv_layout, rank_bytes),
+        form=block_form(
+            checkpoint.decoder_config,
+            shard,
+            device,
+            resolved.kv_layout,
+            rank_bytes,
+            () if drafter is None else drafter.layers,
+        ),
     )
 
 
 def block_form(
-    decoder: DecoderConfig, first: Shard, device: Device, layout: KVLayout, rank_bytes: tuple[int, ...]
+    decoder: DecoderConfig,
+    first: Shard,
+    device: Device,
+    layout: KVLayout,
+    rank_bytes: tuple[int, ...],
+    drafter: tuple[LayerKV, ...] = (),
 ) -> BlockForm | None:
     """The form of blocks of ranks like `first`; None if the device does not say it, or if its blocks have other sizes
-    than that gives."""
+    than that gives. `drafter`: layers that rank 0 alone has, behind its own."""
     orders = device.extension(OrdersBlocks)
     if orders is None:
         return None
     lanes, align = orders.block_padding
-    padded = replace(layout, layers=decoder.kv_layers, block_size=1).padded(lanes)
+    padded = replace(layout, layers=(*decoder.kv_layers, *drafter)).padded(lanes)
     item = {"float32": 4, "int8": 1, "float8_e4m3": 1}.get(layout.dtype, 2)
     scales = (4, 4) if item == 1 else ()
     rows = tuple((layer.head_dim * item, layer.head_dim * item, *scales) for layer in padded.layers)
-    form = BlockForm(
-        rows,
-        tuple(
-            _layers_of(decoder, Shard.of(n, first.size, first.stages, first.expert_parallel))
-            for n in range(first.ranks)
-        ),
-        align,
-    )
+    shards = [Shard.of(n, first.size, first.stages, first.expert_parallel) for n in range(first.ranks)]
+    ranks = [_layers_of(decoder, shard) for shard in shards]
+    drafts = len(decoder.kv_layers)
+    ranks[0] = (*ranks[0], *((drafts + at, 0, layer.num_kv_heads) for at, layer in enumerate(drafter)))
+    form = BlockForm(rows, tuple(ranks), align)
     sizes = tuple(form_bytes(form, layout.block_size, rank) for rank in range(first.ranks))
     return form if sizes == rank_bytes else None
 

@@ -14,8 +14,10 @@ import fake_accelerator as fake
 import numpy as np
 import pytest
 import torch
-from fake_machines import VENDORS
+from fake_machines import VENDORS, Vendor
 
+from headrace.cli.doctor_facts import operator_facts
+from headrace.cli.speculation_facts import add_depths
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.engine.placed_steps import count_drafts, place_drafts
 from headrace.kernels.ngram.generate import PlacedStep, draw_step
@@ -47,6 +49,17 @@ def test_every_operator_is_bound_for_a_chip() -> None:
     table, _ = triton_operators(capabilities(H200), triton_chip(H200), AcceleratorOptions())
     assert {spec.name for spec in OPS} <= set(table) <= {spec.name for spec in (*OPS, *OPTIONAL)}
     assert isinstance(table["embedding"], FollowsTable)
+
+
+@pytest.mark.parametrize("vendor", VENDORS, ids=lambda vendor: vendor.name)
+def test_the_doctor_tells_that_steps_with_drafts_overlap(vendor: Vendor, tmp_path: Path) -> None:
+    operators = operator_facts(vendor.open(tmp_path, source=triton_operators)[0], [])
+    assert operators is not None
+    by_name = {one["name"]: one["implementation"] for one in operators["optional"]}
+    assert {by_name[spec.name] for spec in DRAFTING} == {"triton"}
+    facts = [{"name": "ngram"}]
+    add_depths(facts, operators)
+    assert facts[0]["depth"] == 2
 
 
 def test_an_embedding_keeps_the_type_it_is_stored_in(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from headrace.engine.ranks.rank_messages import (
     decode,
     encode,
 )
+from headrace.engine.ranks.step_patience import StepPatience, wait_patiently
 from headrace.engine.spawn import python_module, spawn
 from headrace.engine.wire import from_wire
 from headrace.errors import ConfigError, DeviceLost, HeadraceError
@@ -45,6 +46,10 @@ _ERROR_TIMEOUT = 1.0
 """Seconds that a rank has to report why it ended."""
 _POLL_SECONDS = 60.0
 """Seconds of one wait; another follows."""
+_SEND_SLICE = 0.5
+"""Seconds of one wait for a rank to take a message."""
+_SEND_TIMEOUT = 60.0
+"""Seconds in which a rank must take a message: a thread of its own does nothing else."""
 
 
 class Follower:
@@ -76,15 +81,23 @@ class Follower:
         return self._process.pid
 
     def send(self, message: RankMessage) -> None:
-        """Send a message; blocks until the kernel has accepted all of it. Raises DeviceLost if the rank has exited."""
-        if self._deliver(message):
+        """Send a message; blocks until the kernel has accepted all of it. Raises DeviceLost if the rank has exited, or
+        takes nothing."""
+        if self._deliver(message, _SEND_TIMEOUT):
             return
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None, _ERROR_TIMEOUT)
-        raise DeviceLost(str(self.error or f"rank {self.number} does not listen"))
+        raise DeviceLost(str(self.error or f"rank {self.number} does not listen{self.standing()}"))
+
+    def standing(self) -> str:
+        """What the system says about a process that stands still; empty if it runs, or on other systems."""
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return ": its process is stopped" if state in "Tt" else ""
+        return ""
 
     def close(self) -> None:
-        self._deliver(Stop())
+        self._deliver(Stop(), _EXIT_TIMEOUT)
         try:
             self._process.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -93,12 +106,13 @@ class Follower:
         self._reader.join(_EXIT_TIMEOUT)
         self._channel.close()
 
-    def _deliver(self, message: RankMessage) -> bool:
-        """Send a message. False if the other end has closed."""
-        if not self._channel.send(encode(message)):
-            while not self._channel.flush_for(_POLL_SECONDS):
-                pass
-        return not self._channel.other_end_closed(0)
+    def _deliver(self, message: RankMessage, limit: float) -> bool:
+        """Send a message. False if the other end has closed, or does not take it within so many seconds."""
+        sent = self._channel.send(encode(message))
+        for _ in range(int(limit / _SEND_SLICE)):  # Turns are counted: a machine that stands still takes none.
+            if sent := sent or self._channel.flush_for(_SEND_SLICE):
+                break
+        return sent and not self._channel.other_end_closed(0)
 
     def _read(self) -> None:
         """Receive messages, on the reading thread."""
@@ -139,6 +153,7 @@ class Followers:
         self._directory = _rendezvous_folder() if size > 1 else None
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
+        self._patience = StepPatience()
         self._own_bytes = 0
         """Of rank 0's part of a block."""
 
@@ -177,14 +192,17 @@ class Followers:
 
     def whole_blocks(self, step: int, own: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
         """The blocks that a step has read, of which rank 0 has these parts; waits for those of the other ranks. Raises
-        the error of the first rank that has ended."""
+        the error of the first rank that has ended, and DeviceLost if one hangs."""
+        limit = self._patience.limit(1)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._first_error() is not None or all(step in one.blocks for one in self._followers)
+            waited = wait_patiently(
+                self._changed,
+                lambda: self._first_error() is not None or all(step in one.blocks for one in self._followers),
+                limit,
             )
             error = self._first_error()
-            if error is not None:
-                raise error
+            if error is not None or waited is None:
+                raise error or DeviceLost(self._hanging(step, limit))
             parts = [one.blocks.pop(step) for one in self._followers]
         return [np.frombuffer(b"".join(block), np.uint8) for block in zip(own, *parts, strict=True)]
 
@@ -215,17 +233,24 @@ class Followers:
         """Whether `result` would return or raise at once."""
         return self._first_error() is not None or any(step in follower.results for follower in self._followers)
 
-    def result(self, step: int) -> StepResult:
-        """The result of a step that another rank computes; waits for it. Raises the error of the first rank that has
-        ended."""
+    def result(self, step: int, rows: int) -> StepResult:
+        """The result of a step of so many rows that another rank computes; waits for it. Raises the error of the first
+        rank that has ended, and DeviceLost if one hangs."""
+        limit = self._patience.limit(rows)
         with self._changed:
-            self._changed.wait_for(lambda: self.has_result(step))
+            waited = wait_patiently(self._changed, lambda: self.has_result(step), limit)
             found = [one.results.pop(step) for one in self._followers if step in one.results]
             error = self._first_error()
-        if found:
+        if waited is not None and found:
+            self._patience.waited(waited, rows)
             return found[0]
-        assert error is not None
-        raise error
+        raise error or DeviceLost(self._hanging(step, limit))
+
+    def _hanging(self, step: int, limit: float) -> str:
+        standing = [f"rank {one.number}{text}" for one in self._followers if (text := one.standing())]
+        who = ", ".join(standing) or f"one of the ranks 0 to {self.size - 1} hangs"
+        before = f"the longest wait so far was {self._patience.longest:.1f} s"
+        return f"step {step} gave no result within {limit:.0f} s ({before}): {who}"
 
     def runner(self, own: StepRunner) -> StepRunner:
         """A runner over all ranks: rank 0's own, if it is the only one."""
