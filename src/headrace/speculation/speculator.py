@@ -24,8 +24,8 @@ from headrace.speculation.predicted import PredictedDrafter
 __all__ = ["MOST_DRAFTS", "DraftRow", "Drafts", "Speculator"]
 
 MOST_DRAFTS = 10
-"""The longest draft, unless the caller chooses another. With it the step of a sequence has eleven tokens, the most for
-which a processor with AVX-512 reads a panel of integer weights once."""
+"""The longest draft, unless the caller chooses another. With it the step of a sequence has eleven tokens, for
+which a processor with AVX-512 reads a panel of integer weights once; more hardly give more."""
 _PATIENCE = 4
 """Steps without an admitted draft after which a sequence is no longer held."""
 _RAREST = 6
