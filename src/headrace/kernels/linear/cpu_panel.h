@@ -43,7 +43,8 @@ template <int R, class Tile> HR_INLINE void run_tile(int64_t size, int64_t r, co
 // All rows, in as few passes over the panel as tiles of at most MOST rows need, and in tiles of about the same size:
 // those of one and two rows are bound by the latency of their sums. A multiple of `unit` rows stays together.
 template <int MOST = TILE, class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile, int64_t unit = 1) {
-    int64_t most = MOST / unit, passes = (rows / unit + most - 1) / most;
+    static_assert(MOST % 2 == 0, "a unit has one row or two");
+    int64_t passes = (rows + MOST - 1) / MOST;
     for (int64_t i = 0, r = 0; i < passes; i++) {
         int64_t end = rows / unit * (i + 1) / passes * unit;
         run_tile<MOST>(end - r, r, tile);
