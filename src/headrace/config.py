@@ -243,6 +243,7 @@ class Config(Frozen):
     scale: ScaleConfig = ScaleConfig()
 
     def for_engine(self) -> str:
-        """As JSON for another process of the engine: of the server's options only those that it needs, so no key."""
-        server = ServerConfig(log_format=self.server.log_format)
+        """As JSON for another process of the engine: of the server's options only those that its log needs, so no
+        key."""
+        server = ServerConfig(log_format=self.server.log_format, served_model_name=self.server.served_model_name)
         return self.model_copy(update={"server": server}).model_dump_json()

@@ -32,6 +32,7 @@ from headrace.lang.backend import Backend
 from headrace.lang.running import Runnable, RunResult
 from headrace.options import make_config
 from headrace.programs import EngineBackend
+from headrace.programs.model_texts import ModelTexts
 from headrace.progress import generating_bar
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.quoting import without_marks
@@ -71,11 +72,16 @@ class AsyncLLM(InProcessClient):
         super().__init__(config, self.tokenizer, progress)
         self.places = SequenceLimiter(config.scheduler.max_waiting)
         """Sequences of `LLM` and of programs that are in the engine at once."""
+        self._program_texts = ModelTexts(self.tokenizer)
+
+    def program_backend(self) -> EngineBackend:
+        """For one or more programs of `headrace.lang`. Thread: this client's event loop."""
+        return EngineBackend(self, self.tokenizer, self.places, texts=self._program_texts)
 
     @contextlib.asynccontextmanager
     async def open_backend(self) -> AsyncIterator[EngineBackend]:
         """For programs of `headrace.lang`: `await program.arun(…, on=async_llm)`."""
-        yield EngineBackend(self, self.tokenizer, self.places)
+        yield self.program_backend()
 
 
 class LLM:
@@ -242,7 +248,7 @@ class LLM:
     def run_with_backend(self, work: Callable[[Backend], Coroutine[Any, Any, T]]) -> T:
         """Run on this model's event loop what `headrace.lang` gives."""
         self._check_open()
-        return self._run(work(EngineBackend(self._client, self.tokenizer, self._client.places)))
+        return self._run(work(self._client.program_backend()))
 
     def stats(self) -> EngineStats:
         return self._run(self._client.stats())

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 
-__all__ = ["FIELDS", "JsonFormatter", "use_json"]
+__all__ = ["FIELDS", "JsonFormatter", "name_lines", "use_json"]
 
 FIELDS = "fields"
 """The attribute of a record that holds its values by name, beside the text."""
@@ -15,10 +15,11 @@ FIELDS = "fields"
 class JsonFormatter(logging.Formatter):
     """`time`, `level`, `logger` and `message`, the values of `FIELDS`, and `exception` with the traceback."""
 
-    def __init__(self, process: str = "") -> None:
-        """`process`: which of several processes writes; empty: the first."""
+    def __init__(self, process: str = "", model: str = "") -> None:
+        """`process`: which of several processes writes; empty: the first. `model`: the one that it computes."""
         super().__init__()
-        self._process = {"process": process} if process else {}
+        named = {"process": process, "model": model}
+        self._process = {name: value for name, value in named.items() if value}
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -35,7 +36,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def use_json(process: str = "") -> None:
+def use_json(process: str = "", model: str = "") -> None:
     """Write the lines of this process as JSON from now on. Call it after `logging.basicConfig`."""
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonFormatter(process))
+        handler.setFormatter(JsonFormatter(process, model))
+
+
+def name_lines(process: str, model: str, as_json: bool) -> None:
+    """Let the lines of this process say which one it is, and of which model if that has a name."""
+    if as_json:
+        use_json(process, model)
+        return
+    who = f"{process} {model}".strip().replace("%", "%%")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter(f"%(levelname)s {who}: %(message)s"))

@@ -27,6 +27,7 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 2**64 - 1, "repetition_penalty": 1.2, "frequency_penalty": -0.5},
     {"logit_bias": ((65, 5.0), (66, -100.0)), "prompt_logprobs": 2},
     {"allowed_token_ids": tuple(range(60, 90)), "temperature": 1.0, "seed": 5},
+    {"logprob_token_ids": (7, 250, 65), "temperature": 0.9, "seed": 3, "prompt_logprobs": 0},
 ]
 
 
@@ -162,21 +163,51 @@ def test_block_aligned_prompts_twice(tiny_llama: Path, blocks: int) -> None:
 
 @pytest.mark.parametrize("chunk", [512, 16])
 def test_prompt_logprobs_do_not_depend_on_the_cache(tiny_llama: Path, chunk: int) -> None:
+    """A cached prefix serves as far as its logprobs are known, and these are the bits of the cold cache."""
     prompt = random_prompt(64, VOCAB)
     scored = request(prompt, echo=True, prompt_logprobs=3)
     half = request(prompt[:32] + random_prompt(32, VOCAB), echo=True, prompt_logprobs=3)
-    expected, expected_half = alone(tiny_llama, [scored, half])
+    fewer, more = (request(prompt, echo=True, prompt_logprobs=count) for count in (1, 5))
+    wanted = dict(zip("shfm", alone(tiny_llama, [scored, half, fewer, more]), strict=True))
+    expected = wanted["s"]
 
     async def main() -> None:
         async with engine(tiny_llama, chunk=chunk) as client:
             await answer(client, request(prompt))
-            for one, other in ((scored, expected), (half, expected_half), (scored, expected)):
-                assert (await answer(client, one)).bits == other.bits
+            asked = (("s", 0), ("h", 31), ("s", 63), ("f", 63), ("m", 0), ("s", 63), ("m", 63), ("h", 63))
+            for name, cached in asked:
+                one = {"s": scored, "h": half, "f": fewer, "m": more}[name]
+                found = await answer(client, one)
+                assert found.bits == wanted[name].bits
+                assert found.usage.cached_tokens == cached
 
     asyncio.run(main())
     assert len(expected.logprobs) == len(expected.ids) == 64 + 8
     assert expected.ids[:64] == prompt
     assert [entry.logprob is None for entry in expected.logprobs] == [True] + [False] * 71
+
+
+@pytest.mark.parametrize("chunk", [512, 64])
+def test_texts_with_several_endings_are_scored_once_for_all(tiny_llama: Path, chunk: int) -> None:
+    """As harnesses ask: the text with each of its choices, all at once, with the logprobs of all tokens."""
+    text = random_prompt(170, VOCAB)
+    asked = [
+        request([*text, *random_prompt(3 + at, VOCAB)[:3]], f"c{at}", echo=True, max_tokens=0, prompt_logprobs=at % 2)
+        for at in range(4)
+    ]
+    asked[0] = replace(asked[0], params=replace(asked[0].params, prompt_logprobs=1))
+    wanted = alone(tiny_llama, asked)
+
+    async def main() -> None:
+        async with engine(tiny_llama, chunk=chunk) as client:
+            found = await together(client, asked)
+            same(found, wanted)
+            assert sum(173 - one.usage.cached_tokens for one in found) < 173 + 3 * 64
+            again = await together(client, asked)
+            same(again, wanted)
+            assert {one.usage.cached_tokens for one in again} == {172}
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("start", [1, 17, 48, 63])
@@ -192,7 +223,7 @@ def test_logprobs_from_a_start_are_those_of_the_whole_prompt(tiny_llama: Path, s
             await answer(client, request(prompt))
             crowd = [replace(one, id=f"r{at}") for at, one in enumerate((part, request(prompt[:40]), part))]
             warm = await asyncio.gather(*(answer(client, one) for one in crowd))
-            assert warm[0].usage.cached_tokens == start - 1
+            assert warm[0].usage.cached_tokens == 63, "it was scored by the first one"
             for one in (cold, warm[0], warm[2]):
                 assert (one.prompt_logprobs or [])[start:] == (whole.prompt_logprobs or [])[start:]
                 assert [entry.token_id for entry in one.prompt_logprobs or []] == prompt

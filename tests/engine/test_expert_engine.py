@@ -86,6 +86,25 @@ def test_the_tokens_of_one_rank(model: Path, native: str, monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
+def test_stages_whose_ranks_hold_complete_experts(model: Path) -> None:
+    """Four ranks, two a stage: a stage changes no bit, so they answer as two ranks, in company and in chunks."""
+
+    async def run() -> None:
+        def wanted() -> list[Any]:
+            return [
+                request(one.prompt, one.id, max_tokens=3, logprobs=2, **DRAWN[at // 2])
+                for at, one in enumerate(requests())
+            ]
+
+        expected, _ = await played(distributed(model, seqs=1), (in_turn, wanted()))
+        parallel = ParallelConfig(tensor_parallel_size=2, expert_parallel=True, pipeline_parallel_size=2)
+        staged = distributed(model, seqs=4, chunk=13).model_copy(update={"parallel": parallel})
+        found, _ = await played(staged, (together, wanted()))
+        assert [one.bits for one in found] == [one.bits for one in expected]
+
+    asyncio.run(run())
+
+
 def test_models_without_experts_and_one_rank_are_refused(model: Path, tmp_path: Path) -> None:
     tiny_models.save("llama", tmp_path)
     error = refused(distributed(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from draft_engine import Built, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
-from plain_heads import VOCAB, H, add_mtp, save_eagle3
+from plain_heads import FFN, HEADS, LAYER, VOCAB, H, add_mtp, save_eagle3
 from safetensors.torch import load_file, save_file
 from test_draft_heads import TOKENS, balanced, save_target
 from test_engine_bits import COUNT, WAYS, leave_half, mixed, same
@@ -19,7 +20,11 @@ from tiny_models import prompt as random_prompt
 
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config, ModelConfig, ParallelConfig
+from headrace.engine.head_passes import HeadPasses
+from headrace.engine.head_plans import HeadPass
+from headrace.errors import PlatformError
 from headrace.platforms.cpu.native import missing
+from headrace.platforms.interface import Pending
 from headrace.tokenization.tokenizer import load_tokenizer
 
 METHODS = ("eagle3", "mtp")
@@ -51,7 +56,37 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors["mtp.fc.weight"] = torch.cat([torch.eye(H), torch.zeros(H, H)], 1)
     tensors["mtp.norm.weight"] = stored["model.norm.weight"].clone()
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    save_knowing(path / "head", tensors, 0)
+    save_knowing(path / "wrong", tensors, 1)
     return path
+
+
+def save_knowing(directory: Path, target: dict[str, torch.Tensor], shift: int) -> None:
+    """An EAGLE-3 head whose output is the embedding of its own entry, normed: with the target's last norm and output
+    matrix it says what the oracle's target says, moved by `shift` tokens.
+
+    Queries and keys are the same large vector at every place, so that, rotated, each place attends to itself alone;
+    values are the embedding; features, residual and MLP give nothing.
+    """
+    own, none, one = "midlayer.self_attn.", torch.zeros(H), torch.ones(H)
+    tensors = {
+        **{f"{own}{name}_proj.weight": torch.zeros(H, 2 * H) for name in "qk"},
+        **{f"{own}{name}_proj.bias": torch.full((H,), 20.0 if name != "v" else 0.0) for name in "qkv"},
+        f"{own}v_proj.weight": torch.cat([torch.eye(H), torch.zeros(H, H)], 1),
+        f"{own}o_proj.weight": torch.eye(H),
+        **{f"midlayer.mlp.{name}_proj.weight": torch.zeros(FFN, H) for name in ("gate", "up")},
+        "midlayer.mlp.down_proj.weight": torch.zeros(H, FFN),
+        "midlayer.input_layernorm.weight": one,
+        "midlayer.hidden_norm.weight": none,
+        "midlayer.post_attention_layernorm.weight": one.clone(),
+        "fc.weight": torch.ones(H, 3 * H),
+        "norm.weight": target["model.norm.weight"].clone(),
+        "lm_head.weight": target["lm_head.weight"].roll(shift, 0),
+    }
+    config = {**LAYER, "num_key_value_heads": HEADS, "norm_before_residual": True, "draft_vocab_size": VOCAB}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "model.safetensors")
 
 
 def method_of(name: str, target: Path) -> str:
@@ -93,9 +128,10 @@ def test_in_a_batch_cold_then_warm(
     assert counts[1] < counts[0]
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("params", [way for way in WAYS if "frequency_penalty" not in way], ids=str)
 def test_a_head_that_knows_the_target_is_always_right(
-    oracle: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    oracle: Path, params: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drawn with the target's own random numbers, under its bias and its allowed tokens."""
     built = watch(monkeypatch)
@@ -103,15 +139,33 @@ def test_a_head_that_knows_the_target_is_always_right(
     expected = alone(oracle, requests)
 
     async def main() -> None:
-        async with engine(oracle, speculate="mtp") as client:
+        async with engine(oracle, speculate=method_of(method, oracle)) as client:
             same(await together(client, requests), expected)
             same(await in_turn(client, requests[:2]), expected[:2])
             await idle(client)
 
     asyncio.run(main())
     balanced(built)
-    counts = drafted(built, "mtp")
+    counts = drafted(built, method)
     assert counts[0] == counts[1] > 40
+
+
+def test_a_head_that_is_always_wrong_changes_nothing(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the token after the one that comes."""
+    built = watch(monkeypatch)
+    requests = [request(random_prompt(9 + at, VOCAB), f"o{at}", max_tokens=TOKENS) for at in range(4)]
+    expected = alone(oracle, requests)
+
+    async def main() -> None:
+        async with engine(oracle, speculate=f"eagle3:{oracle / 'wrong'}") as client:
+            same(await together(client, requests), expected)
+            await idle(client)
+
+    asyncio.run(main())
+    balanced(built)
+    made, right = drafted(built, "eagle3")
+    assert made > 40
+    assert right == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -144,6 +198,38 @@ def test_requests_that_are_left_free_every_block(target: Path, method: str, monk
 
     asyncio.run(main())
     balanced(built)
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native kernels are not built")
+def test_a_pass_that_nothing_waits_for_may_fail(
+    target: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is found with a later round, and answers stay the same."""
+    built, calls, following = watch(monkeypatch), [0], HeadPasses.following
+
+    class Failed:
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> Any:
+            raise PlatformError("a kernel failed")
+
+    def failing(passes: HeadPasses, step: HeadPass, depth: int) -> Pending:
+        found, calls[0] = following(passes, step, depth), calls[0] + bool(built.engines)
+        return Failed() if calls[0] > 20 else found
+
+    monkeypatch.setattr(HeadPasses, "following", failing)
+
+    async def main() -> None:
+        async with engine(target, speculate=method_of("eagle3", target)) as client:
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+
+    asyncio.run(main())
+    head = built.engines[-1].head
+    assert head is not None
+    assert head.failures == 1
+    assert caplog.text.count("failed, and drafts no more: a kernel failed") == 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,16 +16,16 @@ from embedding_harness import embed, pooled
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
 from pipeline_harness import pipeline, split
 from test_engine_bits import COUNT, leave_half, mixed, same
-from test_parallel_engine import followers, killed, refused
+from test_parallel_engine import end_of, followers, killed, refused
 from tiny_models import prompt as random_prompt
 
 from headrace import LLM, SamplingParams
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.packed import cache
 from headrace.config import DeviceConfig
-from headrace.engine.ranks import leader
+from headrace.engine.ranks import leader, step_patience
 from headrace.engine.startup import build_engine
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EngineDead
 from headrace.platforms.cpu.native import missing
 from headrace.structured_outputs import StructuredOutputs
 from headrace.types import Request
@@ -120,13 +120,29 @@ def test_the_end_of_a_stage_is_reported(tiny_llama: Path, monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
+def test_a_stage_that_stands_still_is_ended(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "_EXIT_TIMEOUT", 0.1)
+
+    async def run() -> None:
+        async with pipeline(tiny_llama, 2) as client:
+            await together(client, mixed(1))
+            for name in ("_LEAST", "_TIMES", "_ROWS"):
+                monkeypatch.setattr(step_patience, name, 0.05)
+            (rank,) = followers()
+            rank.suspend()
+            with pytest.raises(EngineDead, match=r"gave no result within .*: rank 1: its process is stopped"):
+                await end_of(client)
+        assert followers() == []
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("stages", "more", "said"),
     [
         (3, {}, "pipeline_parallel_size 3: llama's 2 layers cannot be split over so many stages: choose at most 2"),
         (2, {"speculate": "draft:m"}, "pipeline_parallel_size 2: what draft drafts with reads a model that is whole"),
-        (2, {"disk": "/tmp/none:1GiB"}, "kv_disk: with pipeline_parallel_size 2 each rank holds a part of every block"),
-        (2, {"connector": "tcp"}, "role: with pipeline_parallel_size 2 each rank holds a part of every block"),
+        (2, {"disk": "/tmp/none:1GiB", "caching": False}, "kv_disk needs blocks of cached prefixes"),
     ],
     ids=str,
 )

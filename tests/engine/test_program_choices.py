@@ -68,6 +68,19 @@ def test_scores_are_those_of_each_choice_alone(method: str, llm: LLM, cold: LLM,
     assert llm.stats().scheduler.blocks_held == 0
 
 
+def test_choices_that_were_scored_before_are_not_computed_again(tiny_llama: Path, llm: LLM) -> None:
+    """The same choices, and others that begin alike."""
+    expected = [llm.run(choose, choices, "mean", seed=3) for choices in (["yes no", "yes we"], ["yes no", "yes not"])]
+    with LLM(str(tiny_llama), **OPTIONS) as other:
+        first = other.run(choose, ["yes no", "yes we"], "mean", seed=3)
+        again = other.run(choose, ["yes no", "yes we"], "mean", seed=3)
+        longer = other.run(choose, ["yes no", "yes not"], "mean", seed=3)
+        assert [one.nodes[1].scores for one in (first, again)] == [expected[0].nodes[1].scores] * 2
+        assert longer.nodes[1].scores == expected[1].nodes[1].scores
+        assert again.nodes[1].usage.cached_tokens > first.nodes[1].usage.cached_tokens
+        assert other.stats().scheduler.blocks_held == 0
+
+
 def test_choices_of_one_token_stay_in_the_slot(llm: LLM, asked: list[GenerateRequest]) -> None:
     singles = [one for one in map(chr, range(97, 123)) if len(llm.tokenizer.encode(one, False)) == 1][:5]
     assert len(singles) == 5

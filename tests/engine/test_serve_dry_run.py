@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import format_models
 import pytest
+from moe_models import save_moe
 
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.cli.command_options import build_config
@@ -16,6 +19,9 @@ from headrace.cli.serve_plan import show_serve_plan
 from headrace.engine.dry_run import plan_engine
 from headrace.errors import UnsupportedModel
 from headrace.options import ENGINE, SERVER, make_config
+from headrace.platforms.cpu.device import CpuDevice
+from headrace.platforms.cpu.native_device import NativeDevice
+from headrace.types import COLLECTIVES
 
 Plan = Callable[..., tuple[int, str]]
 TLS = Path(__file__).parents[1] / "data" / "tls"
@@ -92,6 +98,47 @@ def test_every_fault_is_named_at_once(plan: Plan, tmp_path: Path) -> None:
 )
 def test_what_would_fail(plan: Plan, options: str, message: str) -> None:
     code, text = plan(*options.split())
+    (fault,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert code == 2
+    assert message in fault
+
+
+@pytest.mark.parametrize(
+    ("options", "lacks", "message"),
+    [
+        (
+            "--expert-parallel",
+            {"collectives": COLLECTIVES},
+            "expert_parallel with tensor_parallel_size 2: platform cpu",
+        ),
+        ("", {"collectives": frozenset()}, "tensor_parallel_size 2: platform cpu has no all_gather and no all_reduce"),
+        (
+            "--pipeline-parallel-size 2",
+            {"passes_rows": False},
+            "pipeline_parallel_size 2: platform cpu passes no hidden",
+        ),
+    ],
+)
+def test_a_platform_that_lacks_what_ranks_need(
+    plan: Plan,
+    options: str,
+    lacks: dict[str, Any],
+    message: str,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says so alone, before the other ranks are started."""
+    save_moe("qwen3_moe", tmp_path / "moe", vocab_size=260)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "moe" / name).write_bytes((tiny_llama / name).read_bytes())
+    given = (*options.split(), "--tensor-parallel-size", "2")
+    code, text = plan(*given, model=str(tmp_path / "moe"))
+    assert code == 0, text
+    for kind in (NativeDevice, CpuDevice):
+        able = kind.as_one_of_several(cast(Any, None))
+        monkeypatch.setattr(kind, "as_one_of_several", lambda self, able=able: replace(able, **lacks))
+    code, text = plan(*given, model=str(tmp_path / "moe"))
     (fault,) = [line for line in text.splitlines() if line.startswith("error: ")]
     assert code == 2
     assert message in fault

@@ -17,6 +17,7 @@ def test_every_line_of_every_process_is_json(tiny_llama: Path, tmp_path: Path) -
     keys.write_text("keys: [{name: alice, key: sk-private, tokens_per_minute: 100000}]")
     options = ["--port", "0", "--platform", "cpu", "--threads", "1", "--kv-memory", "4MiB", "--log-format", "json"]
     options += ["--tensor-parallel-size", "2", "--api-keys-file", str(keys), "--packed-cache", "0"]
+    options += ["--served-model-name", "small"]
     command = [sys.executable, "-m", "headrace.cli.main", "serve", str(tiny_llama), *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -35,7 +36,8 @@ def test_every_line_of_every_process_is_json(tiny_llama: Path, tmp_path: Path) -
         server.kill()
         server.communicate()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert {"engine"} <= {line.get("process", "") for line in lines} <= {"", "engine", "rank"}
+    assert {"engine"} <= {line.get("process", "") for line in lines} <= {"", "engine", "rank 1"}
+    assert {line.get("model") for line in lines if line.get("process")} == {"small"}
     (request,) = [line for line in lines if line["logger"] == "headrace.requests"]
     assert (request["key"], request["status"], request["output_tokens"]) == ("alice", 200, 3)
     assert any("can read the keys" in line["message"] for line in lines)

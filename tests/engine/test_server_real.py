@@ -115,6 +115,17 @@ def test_echo_and_prompt_logprobs(server):
     assert len(more["logprobs"]["tokens"]) == len(prompt["tokens"]) + 3
 
 
+def test_an_echoed_prompt_is_scored_once(server):
+    """Each ending of a text is computed from where it has not been scored yet, and has the logprobs of a cold cache."""
+    text = [40 + at * 11 % 50 for at in range(60)]
+    for ending, cached in (([65, 66], 0), ([65, 67], 60), ([68], 59), ([68], 60)):
+        body = {"prompt": [*text, *ending], "logprobs": 2, "echo": True, "max_tokens": 0}
+        cold, warm = (server.complete(**body, **more).json() for more in ({"cache_salt": f"{ending}{cached}"}, {}))
+        assert cold["choices"] == warm["choices"]
+        counted = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (cold, warm)]
+        assert counted == [0, cached]
+
+
 def test_numbers_are_finite_at_the_extremes(server):
     body = {"logprobs": 5, "echo": True, "max_tokens": 4, "ignore_eos": True}
     for extreme in (

@@ -17,6 +17,7 @@ from compile_report.chips import Chip
 from compile_report.shipped_experts import EXPERT_PRODUCTS, experts
 from compile_report.shipped_states import PRODUCTS, latents, scans
 from headrace.kernels import random
+from headrace.kernels.ngram.generate import draw_step
 from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.sample.generate import generate as sample_inputs
 from headrace.kernels.tritonlib.launch_config import config_for
@@ -183,6 +184,18 @@ def _sampling() -> Iterator[_Call]:
     yield "sample", None, True, "sample", {**found, **given}
 
 
+def _drafting() -> Iterator[_Call]:
+    """Up to eight drafts for each sequence."""
+    step = draw_step(np.random.default_rng(3), _CPU)
+    assert len(step.lengths) > 1, "draw another step"
+    history, drafts = torch.zeros(len(step.history), 8193, dtype=torch.int32), torch.zeros(len(step.lengths), 8).int()
+    given = {"batch": step.batch, "lengths": step.lengths, "history": history}
+    yield "ngram", None, True, "ngram", {**given, "most": 8}
+    given |= {"drafts": drafts}
+    yield "place", None, True, "place", {**given, "position": step.position, "size": 16}
+    yield "accept", None, True, "accept", {**given, "tokens": step.batch.rows}
+
+
 _FAST_TILES = ("linear-bfloat16", "linear-int4-128", "linear-fp8-block", "linear-int8-w8a8", "attention-bfloat16")
 
 
@@ -193,7 +206,7 @@ def _states() -> Iterator[_Call]:
 
 
 def _calls() -> Iterator[_Call]:
-    for source in (_small, _paged, _products, _sampling, experts, _states):
+    for source in (_small, _paged, _products, _sampling, experts, _states, _drafting):
         yield from source()
 
 

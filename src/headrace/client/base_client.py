@@ -183,8 +183,10 @@ class BaseClient:
             )
         except InvalidRequest:
             return None
-        start = asked.params.prompt_logprobs_start
-        request = replace(request, prompt=asked.prompt, params=replace(request.params, prompt_logprobs_start=start))
+        params, start = request.params, asked.params.prompt_logprobs_start
+        if params.prompt_logprobs_start != start:
+            params = replace(params, prompt_logprobs_start=start)
+        request = replace(request, prompt=asked.prompt, params=params)
         stream = RequestStream(next(self._numbers), request, self._tokenizer, arrival, asked)
         if asked.then is not None:
             stream.then = self._later(asked.then, _longest(request), arrival)

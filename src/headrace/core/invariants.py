@@ -27,6 +27,7 @@ def check(
     _check_tree(cache.tree, nodes, cache.block_size)
     _check_locks(nodes, running, pinned)
     in_tree = [block for node in nodes for block in node.blocks]
+    assert set(cache.tree.scores.blocks) <= set(in_tree), "scores of a block that has left the tree"
     private: list[int] = list(reserved)
     for seq in running:
         row = cache.table[seq.slot].tolist()

@@ -7,6 +7,7 @@ is planned.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +15,22 @@ import numpy.typing as npt
 
 from headrace.core.block_names import BlockNames
 from headrace.core.block_pool import BlockPool, blocks_for
-from headrace.core.radix import RadixNode, RadixTree
+from headrace.core.prompt_scores import (
+    NO_SCORES,
+    StoredScores,
+    expect_scores,
+    find_scores,
+    keep_scores,
+    scores_due,
+    take_scores,
+)
+from headrace.core.radix import PrefixMatch, RadixNode, RadixTree
 from headrace.core.sequence import Sequence
 
 __all__ = ["CachedPrefix", "KVCache"]
+
+_LOOKS = 16
+"""Cached blocks that are looked at for one that goes on with a sequence."""
 
 
 class CachedPrefix(NamedTuple):
@@ -52,7 +65,8 @@ class KVCache:
         root = self.tree.find(seq.namespace) if self.caching else None
         if root is None:
             return 0
-        return self.tree.match_prefix(root, seq.block_keys(self.block_size), 0, seq.reusable // self.block_size).depth
+        limit = self._limit(seq, find_scores(seq, self.tree))
+        return self.tree.match_prefix(root, seq.block_keys(self.block_size), 0, limit // self.block_size).depth
 
     def attach(self, seq: Sequence, slot: int, step: int, reserve: int) -> CachedPrefix | None:
         """Allocate blocks for all known tokens of a waiting sequence and bind it to a slot; blocks that match are
@@ -66,8 +80,10 @@ class KVCache:
         node = tree.root(seq.namespace)
         depth = 0
         near: list[tuple[int, int]] = []
+        scores = NO_SCORES
         if self.caching:
-            limit = seq.reusable
+            scores = find_scores(seq, tree)
+            limit = self._limit(seq, scores)
             match = tree.match_prefix(node, seq.block_keys(size), 0, limit // size)
             depth = match.depth
             near = tree.partial_matches(match, tuple(seq.tokens[depth * size : min(limit, (depth + 1) * size)]))
@@ -85,13 +101,11 @@ class KVCache:
         if self.names is not None:
             self.names.shared(seq, path)
         near = [(n, block) for n, block in near if self.pool.filled_by[block] < step]
+        seq.filled = depth * size + (near[0][0] if near else 0)
+        take_scores(seq, scores, tree, seq.filled)  # Allocating may evict a block that is not locked.
         mine = [self.allocate() for _ in range(seq.blocks - depth)]
         self.table[slot, : seq.blocks] = path + mine
-        if not near:
-            seq.filled = depth * size
-            return CachedPrefix(depth * size, None)
-        count, source = near[0]
-        seq.filled = depth * size + count
+        source = near[0][1] if near else mine[0]
         return CachedPrefix(seq.filled, (source, mine[0]) if source != mine[0] else None)
 
     def take_over(self, before: Sequence, seq: Sequence, launched: int = 0) -> int | None:
@@ -101,7 +115,8 @@ class KVCache:
         token would be written to a shared block, or if blocks are missing."""
         size = self.block_size
         common = _common_length(before.tokens, seq.tokens)
-        computed = min(max(before.filled, launched), common, seq.reusable)
+        scores = find_scores(seq, self.tree) if self.caching and not launched else NO_SCORES
+        computed = min(max(before.filled, launched), common, self._limit(seq, scores))
         need = blocks_for(len(seq.tokens), size)
         if before.namespace != seq.namespace or before.shared * size > computed:
             return None
@@ -114,10 +129,34 @@ class KVCache:
         seq.slot, seq.node, seq.shared, seq.filled = before.slot, before.node, before.shared, computed
         seq.blocks = min(need, before.blocks)
         seq.keys = before.keys[: common // size]
+        take_scores(seq, scores, self.tree, computed)
         before.slot, before.node, before.shared, before.blocks, before.filled = -1, None, 0, 0, 0
         while seq.blocks < need:
             self.grow(seq)
         return computed
+
+    def may_continue(self, seq: Sequence, text: tuple[int, ...]) -> bool:
+        """Whether a cached block may hold what follows a sequence: one token that is not known yet, then this text."""
+        if not self.caching or seq.node is None:
+            return False
+        size, keys = self.block_size, seq.block_keys(self.block_size)
+        tail = tuple(seq.tokens[len(keys) * size :])
+        rest = text[: size - len(tail) - 1]
+        match = self.tree.match_prefix(seq.node, keys, seq.shared, len(keys))
+        if match.depth < len(keys) or not rest or len(tail) + 1 + len(rest) < size:
+            return False
+        node, at = match.node, match.offset
+        found = node.keys[at : at + 1] or node.order[bisect_left(node.order, tail) :][:_LOOKS]
+        return any(key[: len(tail)] == tail and key[len(tail) + 1 :] == rest for key in found)
+
+    def awaited(self, seq: Sequence) -> int:
+        """The step that brings scores of the prompt which a waiting sequence had better wait for; 0: none."""
+        return scores_due(seq, self.tree) if self.caching and seq.wants_scores else 0
+
+    def expect(self, seq: Sequence, step: int) -> None:
+        """`step`, which is being planned, computes a chunk of a sequence, whose blocks are published."""
+        if self.caching:
+            expect_scores(seq, self.tree, step)
 
     def reuse_cached(self, seq: Sequence, computed: int) -> int:
         """Replace own blocks of a sequence by blocks that others have inserted in the tree since it was attached.
@@ -127,9 +166,12 @@ class KVCache:
         size, tree, node = self.block_size, self.tree, seq.node
         if not self.caching or node is None:
             return computed
-        match = tree.match_prefix(node, seq.block_keys(size), seq.shared, min(seq.reusable, seq.certain) // size)
+        scores = find_scores(seq, tree)
+        limit = min(self._limit(seq, scores), seq.certain)
+        match = tree.match_prefix(node, seq.block_keys(size), seq.shared, limit // size)
         if match.depth * size <= computed:
             return computed
+        take_scores(seq, scores, tree, match.depth * size)
         self._move_to(seq, tree.split(match), match.depth)
         return match.depth * size
 
@@ -155,6 +197,7 @@ class KVCache:
         """Insert every full block that committed steps have stored in the tree; `step` is the last of them.
 
         If the tree already has the same tokens, the block table uses the tree's block and the duplicate is released.
+        The scores of a prompt go with its blocks.
         """
         if not self.caching or seq.node is None:
             return
@@ -166,6 +209,10 @@ class KVCache:
                 self._move_to(seq, self.tree.split(match), match.depth)
             else:
                 self._insert(seq, step)
+        if seq.prompt_logprobs is not None:
+            row, size = self.table[seq.slot], self.block_size
+            blocks = {at: int(row[at]) for at in range(seq.stored // size, seq.shared)}
+            keep_scores(seq, self.tree, blocks, min(seq.shared * size, seq.filled + 1))
 
     def release(self, seq: Sequence, committed: int, launched: int, keep: bool = True) -> None:
         """Release all blocks of a sequence. `keep`: blocks that committed steps have stored stay in the tree."""
@@ -178,11 +225,16 @@ class KVCache:
         if keep and self.caching and tail:
             self.pool.filled_by[mine[0]] = launched  # its start may be a copy that is still in flight
             if self.tree.insert_partial(seq.node, tail, mine[0]):
+                keep_scores(seq, self.tree, {seq.shared: mine[0]}, seq.filled)
                 del mine[0]
+            elif seq.prompt_logprobs is not None:
+                near = self.tree.partial_matches(PrefixMatch(seq.node, len(seq.node.keys), seq.shared), tail)
+                for common, block in near[:1]:
+                    keep_scores(seq, self.tree, {seq.shared: block}, seq.shared * self.block_size + common)
         self.pool.release(mine)
         self.tree.unlock(seq.node)
         row[: seq.blocks] = 0
-        seq.slot, seq.node, seq.shared, seq.blocks, seq.filled = -1, None, 0, 0, 0
+        seq.slot, seq.node, seq.shared, seq.blocks, seq.filled, seq.stored, seq.expected = -1, None, 0, 0, 0, 0, 0
 
     def allocate(self) -> int:
         """Take a free block; if there is none, one that only the tree uses. One must be available."""
@@ -194,6 +246,11 @@ class KVCache:
         if self.names is not None:
             self.names.allocated(block, evicts)
         return block
+
+    def _limit(self, seq: Sequence, scores: StoredScores) -> int:
+        """The number of tokens that may come from the cache, with the scores that it has: the row before the first
+        token without one is computed."""
+        return max(seq.reusable, scores.end - 1)
 
     def _insert(self, seq: Sequence, step: int) -> None:
         assert seq.node is not None

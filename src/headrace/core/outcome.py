@@ -74,7 +74,7 @@ def score_prompt(seq: Sequence, position: int, rivals: Collection[int], row: int
     assert seq.prompt_logprobs is not None
     assert result.logprobs is not None
     count = seq.params.prompt_logprobs or 0
-    seq.prompt_logprobs.append(token_logprobs(result, row, seq.tokens[position + 1], count))
+    seq.prompt_logprobs[position + 1] = token_logprobs(result, row, seq.tokens[position + 1], count)
     end = row + 1 + len(rivals)
     if rivals:
         seq.rivals = [float(value) for value in result.logprobs[row + 1 : end]]

@@ -62,6 +62,9 @@ class Prefill:
         if not self._slots.free and not self._open:
             return None
         seq = self._waiting.pick(committed, lambda seq: self._estimate(seq, step))
+        while seq is not None and (awaited := self._cache.awaited(seq)) > committed:
+            seq.hold = awaited
+            seq = self._waiting.pick(committed, lambda seq: self._estimate(seq, step))
         if seq is None or not (self._slots.free or self._open.free_slot()):
             return None
         while True:
@@ -130,4 +133,6 @@ class Prefill:
         chunks.append(PrefillChunk(seq, seq.epoch, start, end, score_from, score_to, samples, rivals=rivals))
         self._slots.computed[seq.slot] = end
         self._cache.publish(seq, end, step)
+        if score_to > score_from:
+            self._cache.expect(seq, step)
         return end - start + len(rivals)

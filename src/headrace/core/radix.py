@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.core.block_pool import BlockPool
+from headrace.core.block_scores import BlockScores
 
 __all__ = ["BlockKey", "Namespace", "PrefixMatch", "RadixNode", "RadixTree", "TreeWatcher"]
 
@@ -82,6 +83,8 @@ class RadixTree:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.watcher: TreeWatcher | None = None
+        self.scores = BlockScores(pool.block_size)
+        """Of blocks in the tree."""
         self.roots: dict[Namespace, RadixNode] = {}
         self.retired: list[RadixNode] = []
         self.size = 0
@@ -137,6 +140,15 @@ class RadixTree:
         found = [(_common(key, tail), block) for key, block in near]
         return sorted((pair for pair in found if pair[0]), reverse=True)
 
+    def path(self, match: PrefixMatch) -> list[int]:
+        """The blocks of a match, from the root."""
+        runs = [match.node.blocks[: match.offset]]
+        above = match.node.parent
+        while above is not None:
+            runs.append(above.blocks)
+            above = above.parent
+        return [block for run in reversed(runs) for block in run]
+
     # Locking
 
     def split(self, match: PrefixMatch) -> RadixNode:
@@ -183,7 +195,7 @@ class RadixTree:
             return node
         child = self._child(node, key, block)
         child.lock = 1
-        self._remove_partial(node, key)
+        self._remove_partial(node, key, block)
         return child
 
     def insert_partial(self, node: RadixNode, key: BlockKey, block: int) -> bool:
@@ -263,11 +275,13 @@ class RadixTree:
         insort(node.order, key)
         return child
 
-    def _remove_partial(self, node: RadixNode, key: BlockKey) -> None:
+    def _remove_partial(self, node: RadixNode, key: BlockKey, block: int) -> None:
         """Remove a partly filled block that is the start of a full block."""
         at = bisect_left(node.order, key) - 1
         if at >= 0 and node.order[at] == key[: len(node.order[at])]:
-            self._truncate(node.children[node.order[at]], 0)
+            short = node.children[node.order[at]]
+            self.scores.move(short.blocks[0], block)
+            self._truncate(short, 0)
 
     def _split_node(self, node: RadixNode, offset: int) -> RadixNode:
         """Split a node. The upper part is the new node, so that sequences which end at `node` still end there."""
@@ -312,6 +326,7 @@ class RadixTree:
         assert node.parent is not None
         evicted = node.blocks[length:]
         self._pool.release(evicted)
+        self.scores.drop(evicted)
         if self.watcher is not None:
             self.watcher.removed(evicted)
         self.size -= len(evicted)

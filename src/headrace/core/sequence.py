@@ -87,10 +87,13 @@ class Sequence:
     """The number of positions whose keys and values committed steps have stored."""
     uncertain: int = 0
     """Drafts in launched steps, each of which adds a token or not."""
+    wrong: int = 0
+    """Drafts that the device has placed and that were wrong, or whose result does not count."""
     epoch: int = 0
     """Increases when results in flight become invalid."""
     hold: int = -1
-    """After a preemption: the step that must be committed before the sequence may run again."""
+    """The step that must be committed before the sequence may run: after a preemption the last launched one, or one
+    that brings scores which it needs."""
 
     cached: int = -1
     """Prompt tokens found in the cache when first scheduled; -1 before that."""
@@ -106,6 +109,11 @@ class Sequence:
     scored: int = 0
     """The number of prompt positions whose logprobs were requested from the device."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One for each token of the prompt, None until it is known."""
+    stored: int = 0
+    """The number of prompt tokens whose scores, if known, are beside the blocks that it uses."""
+    expected: int = 0
+    """The number of blocks whose scores launched steps bring."""
     pool: Pool | None = None
     """The pooled hidden states, if they are the answer."""
     rivals: list[float] | None = None
@@ -138,7 +146,7 @@ class Sequence:
             constraints=Constraints.of(params, stops, length, vocab_size, matcher, request.eos_token_ids, banned),
             penalised=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
             scored=unscored,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None] * (unscored + 1),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None] * length,
             pool=None if request.pooling is None else Pool(request.pooling, length),
             matcher=matcher,
             # A bias or a list of tokens may exclude the forced ones: then each token is sampled under the mask.
@@ -170,9 +178,16 @@ class Sequence:
     @property
     def unscored(self) -> int:
         """The first position whose logits are needed for the logprob of its next token, which is known."""
-        if self.prompt_logprobs is not None and self.scored < self.prompt_len - 1:
-            return self.scored
-        return self.emitted - 1
+        return self.scored if self._scores_prompt else self.emitted - 1
+
+    @property
+    def _scores_prompt(self) -> bool:
+        return self.prompt_logprobs is not None and self.scored < self.prompt_len - 1
+
+    @property
+    def wants_scores(self) -> bool:
+        """Scores of its prompt that were computed before would save rows. Those of rivals are kept nowhere."""
+        return self._scores_prompt and self.unknown < 0 and (not self.request.rivals or self.rivals is not None)
 
     @property
     def to_score(self) -> int:
@@ -189,8 +204,8 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """The number of tokens that may come from the cache: at least one must be computed, and all whose logits are
-        needed."""
+        """The number of tokens that may come from the cache if it has no scores: at least one must be computed, and all
+        whose logits are needed."""
         if self.pool is not None:
             return self.pool.reusable
         return self.unscored if self.unscored < self.to_score else len(self.tokens) - 1
@@ -199,7 +214,9 @@ class Sequence:
         """The results of all launched steps have been lost: what is not committed is computed again."""
         self.epoch += 1
         self.hold = -1
-        self.scored = len(self.prompt_logprobs) - 1 if self.prompt_logprobs is not None else 0
+        if self.prompt_logprobs is not None:
+            known = range(max(1, self.params.prompt_logprobs_start), self.prompt_len)
+            self.scored = next((at for at in known if self.prompt_logprobs[at] is None), self.prompt_len) - 1
         if self.pool is not None:
             self.pool.forget_plans()
 

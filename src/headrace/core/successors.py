@@ -64,7 +64,7 @@ class Successors:
             known = len(seq.tokens)
             if seq.slot >= 0 and known == seq.end - 1 == self._slots.computed[seq.slot] and seq.ending is None:
                 del self._watched[seq.id]
-                found += self._begun(seq)
+                found += [] if self._is_cached(seq) else self._begun(seq)
         return found
 
     def settle(self, seq: Sequence) -> bool:
@@ -106,6 +106,12 @@ class Successors:
     def undo_all(self) -> None:
         for name in list(self._pending):
             self.undo(name)
+
+    def _is_cached(self, seq: Sequence) -> bool:
+        """The text that follows may be in the cache. It is found there only behind known tokens, and is worth a step if
+        it is long."""
+        text = () if seq.request.then is None else seq.request.then.prompt
+        return len(text) >= self._config.block_size and self._cache.may_continue(seq, text)
 
     def _begun(self, seq: Sequence) -> list[Sequence]:
         """The successor; none if it has no room."""

@@ -53,6 +53,10 @@ class BlockDraft:
         return self.checkpoint.config.method
 
     @property
+    def path(self) -> str:
+        return str(self.checkpoint.path)
+
+    @property
     def layers(self) -> tuple[LayerKV, ...]:
         return self.checkpoint.config.kv_layers
 

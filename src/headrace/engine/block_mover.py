@@ -27,6 +27,8 @@ class BlockMover:
     def __init__(self, device: Device, ops: Ops) -> None:
         self._device, self._ops = device, cast(OptionalOps, ops)
         self._steps: dict[tuple[str, int], Executable] = {}
+        self.part = slice(None)
+        """This rank's part of the bytes that `scatter` gets."""
         self._staging = np.empty((0, 0), np.uint8)
         """What `scatter` copies from, kept: memory that is new costs more than the copy."""
 
@@ -46,13 +48,14 @@ class BlockMover:
         return found
 
     def scatter(self, run: Run, loads: Sequence[tuple[int, Any]]) -> None:
-        """Launch writing (block, bytes); all blocks have the same number of bytes."""
+        """Launch writing (block, bytes of all ranks); all blocks have the same number of bytes."""
         for start in range(0, len(loads), _MOST):
             part = loads[start : start + _MOST]
             ids = _padded([block for block, _ in part])
-            packed = self._staged(len(ids), memoryview(part[0][1]).nbytes)
-            for row, (_, data) in zip(packed, part, strict=False):
-                row[:] = np.frombuffer(data, np.uint8)
+            rows = [np.frombuffer(data, np.uint8)[self.part] for _, data in part]
+            packed = self._staged(len(ids), rows[0].nbytes)
+            for row, data in zip(packed, rows, strict=False):
+                row[:] = data
             inputs = {"block_ids": self._device.put(ids), "packed": self._device.put(packed)}
             run(self._step("scatter", len(ids)), inputs)
 

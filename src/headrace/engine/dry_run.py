@@ -10,9 +10,10 @@ from headrace.config import Config
 from headrace.engine.peer_loading import try_peers
 from headrace.engine.rank_loading import device_options
 from headrace.engine.stages import check_stages, shard_of
-from headrace.engine.startup import check_devices, find_drafts, resolve_on
+from headrace.engine.startup import check_collectives, check_devices, find_drafts, resolve_on
 from headrace.engine.tier_loading import check_tiers
 from headrace.grammar.loading import find_backend
+from headrace.platforms.interface import WorksInGroups
 from headrace.plugins import discover
 from headrace.resolution import Resolved
 
@@ -51,7 +52,9 @@ def plan_engine(config: Config) -> EnginePlan:
     platform, why = discover().select_platform(config.device.platform)
     device = platform.open(config.device.index, device_options(config))
     try:
-        # Whether it has collectives shows only as one of several ranks.
+        grouped = device.extension(WorksInGroups)
+        if size > 1 and grouped is not None:
+            check_collectives(platform, grouped.as_one_of_several(), config)
         check_devices(platform, device, config)
         find_backend(config.model.grammar_backend)
         found, block, head = find_drafts(config, checkpoint, device)

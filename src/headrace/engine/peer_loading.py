@@ -50,6 +50,7 @@ def open_peers(
         epoch=secrets.randbits(32),
         content_id=blocks.content_id,
         form=blocks.form,
+        drafter=blocks.drafter,
     )
     size = HEADER_BYTES + blocks.block_bytes
     settings = ConnectorSettings(
@@ -71,7 +72,7 @@ def try_peers(config: Config, resolved: Resolved, block_bytes: int) -> None:
     """Open what `open_peers` would, and close it: an address, a secret or a library may be missing. Raises ConfigError
     and PluginError."""
     if config.transfer.role is not None:
-        open_peers(config, resolved, BlockIdentity("", b"", b"", block_bytes, None), None)[0].close()
+        open_peers(config, resolved, BlockIdentity("", b"", b"", block_bytes, "", None), None)[0].close()
 
 
 def _secret(config: Config) -> bytes:

@@ -37,7 +37,7 @@ from headrace.engine.wire import (
 )
 from headrace.environment import read_environment
 from headrace.errors import ConfigError, HeadraceError
-from headrace.log_format import use_json
+from headrace.log_format import name_lines
 
 __all__ = ["BEAT_INTERVAL", "main"]
 
@@ -82,8 +82,7 @@ def _run(channel: Channel, pulse: StallClock, build: Build | None) -> int:
         if not text:  # The parent doesn't need the engine any more, or has exited.
             return 0
         config = Config.model_validate_json(text)
-        if config.server.log_format == "json":
-            use_json("engine")
+        name_lines("engine", config.server.served_model_name or "", config.server.log_format == "json")
         engine = chosen(config, _throttled(send))
     except Exception as error:
         if not isinstance(as_ours(error), HeadraceError):

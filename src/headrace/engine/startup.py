@@ -49,8 +49,18 @@ from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
 from headrace.transfer.chain import first_hash, next_hash
+from headrace.types import Capabilities
 
-__all__ = ["Engine", "build_engine", "build_on", "busy_seconds", "check_devices", "find_drafts", "resolve_on"]
+__all__ = [
+    "Engine",
+    "build_engine",
+    "build_on",
+    "busy_seconds",
+    "check_collectives",
+    "check_devices",
+    "find_drafts",
+    "resolve_on",
+]
 
 _log = logging.getLogger(__name__)
 _NEEDED = frozenset({"all_reduce", "all_gather"})
@@ -170,7 +180,7 @@ def build_on(
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
-    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, reasons)
+    tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, followers, reader, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
     # Events name blocks as tiers and transfers do, where there are any.
     layout = _layout_id(checkpoint, resolved) if tiers is None else tiers.layout_id
@@ -227,7 +237,7 @@ def _drafting(
     if blocks is not None:
         return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
     if head is not None:
-        return Drafting(ModelSpeculator(head, head.method), model=head)
+        return Drafting(ModelSpeculator(head, head.method), model=head, on_device=on_device)
     drafter = GuardedDrafter(make_drafter(_method(config)))
     return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
 
@@ -353,11 +363,13 @@ def _device_index(platform: Platform, config: Config, rank: int) -> int:
 
 def _check_room(platform: Platform, device: Device, config: Config) -> None:
     """Raises ConfigError for a platform without what several ranks need, or with fewer devices than ranks."""
-    size, stages, capabilities = (
-        config.parallel.tensor_parallel_size,
-        config.parallel.pipeline_parallel_size,
-        device.capabilities(),
-    )
+    check_collectives(platform, device.capabilities(), config)
+    check_devices(platform, device, config)
+
+
+def check_collectives(platform: Platform, capabilities: Capabilities, config: Config) -> None:
+    """Raises ConfigError for a platform without what several ranks need. `capabilities`: of one of them."""
+    size, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     needed, asked = _NEEDED, f"tensor_parallel_size {size}"
     if config.parallel.expert_parallel:
         needed, asked = needed | {ALL_TO_ALL}, f"expert_parallel with {asked}"
@@ -371,7 +383,6 @@ def _check_room(platform: Platform, device: Device, config: Config) -> None:
             f"pipeline_parallel_size {stages}: platform {platform.name} passes no hidden states from one rank to the "
             "next: leave it out, or use tensor_parallel_size"
         )
-    check_devices(platform, device, config)
 
 
 def check_devices(platform: Platform, device: Device, config: Config) -> None:

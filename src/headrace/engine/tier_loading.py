@@ -10,14 +10,14 @@ from headrace.config import Config
 from headrace.core.block_source import BlockSource
 from headrace.core.fetches import Tiers
 from headrace.core.tier_record import TierRecord
-from headrace.engine.block_identity import block_identity
+from headrace.engine.block_identity import KeepsInBlocks, block_identity, moves_blocks, rank_block_bytes
 from headrace.engine.peer_loading import check_peers, open_peers
+from headrace.engine.ranks.leader import Followers
 from headrace.engine.runner import Runner
 from headrace.engine.wire import TransferInfo
-from headrace.errors import ConfigError, PlatformError
+from headrace.errors import ConfigError
 from headrace.platforms.interface import Device
 from headrace.resolution import Resolved
-from headrace.speculation.ngram import NgramDrafter
 from headrace.tiers.disk_tier import DiskTier
 from headrace.tiers.host_tier import HostTier
 from headrace.transfer.chain import first_hash, next_hash
@@ -37,19 +37,6 @@ def check_tiers(config: Config, capabilities: Capabilities, platform: str) -> No
             raise ConfigError(
                 f"{name} needs blocks of cached prefixes, and prefix_caching is off: leave one of them out"
             )
-        parallel = config.parallel
-        split = "pipeline_parallel_size" if parallel.tensor_parallel_size == 1 else "tensor_parallel_size"
-        if parallel.world_size > 1:
-            raise ConfigError(
-                f"{name}: with {split} {getattr(parallel, split)} each rank holds a part of every block, which cannot "
-                "be moved yet: leave one of them out"
-            )
-        method = (config.scheduler.speculate or "").partition(":")[0]
-        if config.scheduler.draft_model is not None or method == "mtp":
-            raise ConfigError(
-                f"{name}: what {method} drafts with keeps a cache of its own, which cannot be moved yet: speculate "
-                f"with {NgramDrafter.name}, or leave {name} out"
-            )
     check_peers(config)
     if cache.kv_host_memory is not None and capabilities.host_memory:
         raise ConfigError(
@@ -65,16 +52,19 @@ def open_tiers(
     platform: str,
     resolved: Resolved,
     runner: Runner,
+    followers: Followers,
+    drafter: KeepsInBlocks | None,
     reasons: list[str],
 ) -> tuple[Tiers | None, TransferInfo | None]:
     """The tiers, and how other engines fetch blocks from this one; None for what the configuration does not ask for.
     Adds a line about each tier to `reasons`. Raises ConfigError."""
     cache = config.cache
-    if cache.kv_host_memory is None and cache.disk is None and config.transfer.role is None:
+    if not moves_blocks(config):
         return None, None
-    block_bytes = _block_bytes(runner, platform)
-    identity = block_identity(config, checkpoint, device, platform, resolved, (block_bytes,))
-    layout = identity.layout_id
+    own = rank_block_bytes(runner, platform)
+    runner.share_blocks(slice(own))
+    identity = block_identity(config, checkpoint, device, platform, resolved, followers.share_blocks(own), drafter)
+    layout, block_bytes = identity.layout_id, identity.block_bytes
     source: BlockSource | None = None
     record = TierRecord()
     lines = []
@@ -102,12 +92,3 @@ def open_tiers(
 def tiers_of(source: BlockSource, layout: bytes, block_bytes: int) -> Tiers:
     """A source for the scheduler of an engine whose blocks have this layout."""
     return Tiers(source, lambda adapter, salt: first_hash(layout, adapter, salt), next_hash, block_bytes, layout)
-
-
-def _block_bytes(runner: Runner, platform: str) -> int:
-    try:
-        return runner.block_bytes()
-    except PlatformError as error:
-        raise ConfigError(
-            f"platform {platform} cannot move KV blocks ({error}): leave kv_disk, kv_host_memory and role out"
-        ) from error

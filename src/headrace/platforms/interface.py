@@ -57,6 +57,7 @@ __all__ = [
     "Tagged",
     "Tensor",
     "TorchTensors",
+    "WorksInGroups",
     "own_extension",
 ]
 
@@ -258,6 +259,15 @@ class ChecksDrafting(Protocol):
 
     def check_drafting(self) -> None:
         """Raise PlatformError, with the remedy, if an operator that only drafters call cannot run."""
+
+
+@runtime_checkable
+class WorksInGroups(Protocol):
+    """A device that was opened alone, and says what it would be able to do as one of several ranks: so a dry run
+    refuses what the start of the ranks would."""
+
+    def as_one_of_several(self) -> Capabilities:
+        """Those that the device would declare."""
 
 
 @runtime_checkable

@@ -120,16 +120,15 @@ class EngineRun:
         turn: tuple[int, ...] = (),
         expected: Callable[[], Sequence[Expected]] | None = None,
     ) -> Generated:
-        params, whole = self._make.params(sampling, constraint), on_text is None
-        path = await self._prompt(conversation)
-        told, then = self._told.taken(self._extendable(path), path), None
+        whole, path = on_text is None, await self._prompt(conversation)
+        told = self._told.taken(self._extendable(path), path)
+        then, name = (None, "") if told is None else (told.then, told.id)  # The engine may have begun it.
+        known = None if told is None else self._told.params(told, sampling, constraint)
+        params = known or self._make.params(sampling, constraint)
         if told is None and expected is not None and not self._backend.places.contended:
             then = await self._told.behind(conversation, path, expected(), whole)
         extends = self._extendable(path)
-        request = self._make.generation(path.ids, params, turn, extends=extends, whole=whole, then=then)
-        if told is not None:
-            # The engine may have begun it.
-            request = replace(request, id=told.id, then=told.then)
+        request = self._make.generation(path.ids, params, turn, name=name, extends=extends, whole=whole, then=then)
         self._told.tell(request)
         self._open.add(request.id)
         made, ids, stop = Generated("", None), list[int](), None

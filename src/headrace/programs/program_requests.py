@@ -30,7 +30,7 @@ class RequestMaker:
     def generation(
         self, ids: Sequence[int], params: SamplingParams, turn: tuple[int, ...], **more: Any
     ) -> GenerateRequest:
-        """It stays open at its end. `more`: further fields of the request."""
+        """It stays open at its end. `more`: `name`, its id, and further fields of the request."""
         return self._made(ids, params, turn, keep=True, **more)
 
     def scoring(
@@ -50,9 +50,11 @@ class RequestMaker:
         found = special_stops(params.stop, self._tokenizer)
         return replace(params, stop_token_ids=params.stop_token_ids + found) if found else params
 
-    def _made(self, ids: Sequence[int], params: SamplingParams, turn: tuple[int, ...], **more: Any) -> GenerateRequest:
+    def _made(
+        self, ids: Sequence[int], params: SamplingParams, turn: tuple[int, ...], name: str = "", **more: Any
+    ) -> GenerateRequest:
         return GenerateRequest(
-            self._new_id(),
+            name or self._new_id(),
             tuple(ids),
             params,
             priority=self._priority,

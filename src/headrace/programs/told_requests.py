@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from headrace.client.api import GenerateRequest
 from headrace.errors import InvalidRequest
@@ -13,6 +14,7 @@ from headrace.programs.choice_requests import choice_requests
 from headrace.programs.crossings import Crossings, Shape
 from headrace.programs.program_requests import RequestMaker
 from headrace.programs.token_path import PathEncoder, TokenPath
+from headrace.types import SamplingParams
 
 __all__ = ["ToldRequests"]
 
@@ -26,6 +28,8 @@ class ToldRequests:
         self._told: dict[str, GenerateRequest] = {}
         self._guessed: dict[str, tuple[Shape, tuple[int, ...]]] = {}
         """Of those that lie behind the end of a message, by their ids: the tokens before them."""
+        self._expected: dict[str, Expected] = {}
+        """What generations were made of, by their ids."""
 
     async def behind(
         self, conversation: Conversation, path: TokenPath, expected: Sequence[Expected], whole: bool
@@ -66,11 +70,19 @@ class ToldRequests:
             self._crossings.judge(shape, path.ids[len(path.ids) - path.encoded :] == ids)
         return told
 
+    def params(
+        self, told: GenerateRequest, sampling: Mapping[str, Any], constraint: Mapping[str, Any] | None
+    ) -> SamplingParams | None:
+        """The parameters of a generation that was told, if they were made of the same."""
+        one = self._expected.pop(told.id, None)
+        return told.params if one is not None and (one.sampling, one.constraint) == (sampling, constraint) else None
+
     def forget(self, name: str) -> None:
         """Drop what would follow a request that is released."""
         told = self._told.pop(name, None)
         while told is not None:
             self._guessed.pop(told.id, None)
+            self._expected.pop(told.id, None)
             told = told.then
 
     def _request(self, ids: tuple[int, ...], one: Expected, whole: bool) -> GenerateRequest | None:
@@ -80,7 +92,9 @@ class ToldRequests:
                 params = self._make.params(one.sampling, one.constraint)
             except InvalidRequest:
                 return None  # The error is that of the operation itself.
-            return self._make.generation(ids, params, one.turn, whole=whole)
+            request = self._make.generation(ids, params, one.turn, whole=whole)
+            self._expected[request.id] = one
+            return request
         choices = [self._encoder.encoded(choice) for choice in one.choices]
         if not all(choices):
             return None

@@ -32,6 +32,8 @@ __all__ = ["RouterApp", "RouterState"]
 
 _OPEN = frozenset({"/health"})
 _STATEFUL = ("/v1/files", "/v1/batches", "/v1/responses/", "/v1/programs/", "/v1/engine/")
+_CONTROL = ("/reset_prefix_cache", "/start_profile", "/stop_profile", "/sleep", "/wake_up", "/is_sleeping")
+_OF_ONE = (*_STATEFUL, *_CONTROL)
 """Paths about what one engine keeps or does: they say nothing about which."""
 _MOST_NUMBER = 32
 """Characters of a temperature that is looked at."""
@@ -130,7 +132,7 @@ class RouterApp:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         fleet, path = self.state.fleet, scope["path"]
-        if path.startswith(_STATEFUL) and (len(fleet.replicas) > 1 or self.state.group is not None):
+        if path.startswith(_OF_ONE) and (len(fleet.replicas) > 1 or self.state.group is not None):
             message = f"{path[:200]} is about what one engine keeps: ask that engine itself, not the router"
             raise HttpError(501, message, code="not_routed")
         body = await read_body(Request(scope, receive))

@@ -40,9 +40,11 @@ class Identity(msgspec.Struct, frozen=True):
     form: BlockForm | None = None
     """The order of a block's bytes; None: it is not known, and blocks are not converted."""
     pipeline_parallel_size: int = 1
+    drafter: str = ""
+    """The method of a drafter that keeps a part of its own in the blocks; empty: there is none."""
 
 
-_ALWAYS = ("protocol", "model", "dtype")
+_ALWAYS = ("protocol", "model", "dtype", "drafter")
 _OF_THE_LAYOUT = (
     "block_size", "tensor_parallel_size", "pipeline_parallel_size", "rank", "layout_id", "block_bytes",
 )  # fmt: skip
@@ -83,4 +85,4 @@ def _first_compared(ours: Identity, theirs: Identity) -> tuple[str, ...]:
 
 
 def _shown(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+    return value.hex() if isinstance(value, bytes) else str(value) or "none"

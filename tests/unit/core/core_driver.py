@@ -177,7 +177,7 @@ def naive(one: Request, config: CoreConfig = SMALL, eos_every: int = 0) -> Recor
 
     if params.prompt_logprobs is not None:
         given = enumerate(one.prompt[1:], 1)
-        marks = [(mark(one.prompt[:at], params.seed or 0) + token, token) for at, token in given]
+        marks = [(mark(one.prompt[:at], 0) + token, token) for at, token in given]
         record.prompt_logprobs = [None, *(scored(m, token, params.prompt_logprobs) for m, token in marks)]
         start = min(params.prompt_logprobs_start, len(one.prompt))
         record.prompt_logprobs[:start] = [None] * start

@@ -166,7 +166,9 @@ class FakeDevice:
         context = tuple(stored.tolist())
         if request.params.repetition_penalty != 1:
             assert tuple(self.history[plan.slots[s], :length].tolist()) == context, "history misses tokens"
-        found = mark(context, int(plan.sampling.seed[r]))
+        # The logprob of a prompt's token depends on no parameter.
+        seed = 0 if length < plan.prompt_lens[s] else int(plan.sampling.seed[r])
+        found = mark(context, seed)
         if plan.row_target[r] != NO_TOKEN:
             return NO_TOKEN, found + int(plan.row_target[r])
         return choose(found, self.config.vocab_size, self.eos_every, self.forbidden(plan, r)), found

@@ -55,7 +55,7 @@ def expected_of(one: Request, matcher: ForcingMatcher, config: CoreConfig) -> Re
         return TokenLogprobs(token, -(found % 997 / 8), found % 31 + 1, top)
 
     if params.prompt_logprobs is not None:
-        marks = [(mark(one.prompt[:at], seed) + token, token) for at, token in enumerate(one.prompt[1:], 1)]
+        marks = [(mark(one.prompt[:at], 0) + token, token) for at, token in enumerate(one.prompt[1:], 1)]
         record.prompt_logprobs = [None, *(scored(m, token, params.prompt_logprobs) for m, token in marks)]
     while record.reason is None:
         context = found = mark(one.prompt + tuple(record.tokens), seed)

@@ -18,7 +18,7 @@ def scoring(id: str, prompt: list[int], start: int, rivals: list[int], **more: o
 
 
 def expected(one: Request) -> list[float]:
-    found = mark(one.prompt[: one.params.prompt_logprobs_start], one.params.seed or 0)
+    found = mark(one.prompt[: one.params.prompt_logprobs_start], 0)
     return [-((found + token) % 997 / 8) for token in one.rivals]
 
 

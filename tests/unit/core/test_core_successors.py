@@ -138,6 +138,23 @@ def test_choices_are_scored_behind_a_generation() -> None:
     assert len([one for one in found if one is not None]) == 1
 
 
+def test_long_texts_that_are_cached_are_not_computed_again() -> None:
+    links = [Link(ids(6), 3), Link(ids(12, 1), 2), Link(ids(2, 2), 2), Link(ids(9, 3), 1)]
+    driver = Chains()
+    driver.begin(chained("a", links, ignore_eos=True))
+    driver.finish()
+    assert driver.begun == ["a1", "a2", "a3"]
+    computed = driver.device.computed
+    driver.begin(chained("b", links, ignore_eos=True))
+    driver.finish()
+    assert driver.begun[3:] == ["b2"], "a short text is not worth a step"
+    assert driver.added == ["b1", "b3"]
+    assert driver.device.computed - computed < computed / 2
+    driver.begin(chained("c", [*links[:3], Link(ids(9, 6), 1)], ignore_eos=True))
+    driver.finish()
+    assert driver.begun[4:] == ["c2", "c3"]
+
+
 def test_what_cannot_take_over_is_added_at_the_end() -> None:
     first = chained("a", [Link(ids(6), 3), Link(ids(3, 1), 2)], ignore_eos=True)
     assert first.then is not None

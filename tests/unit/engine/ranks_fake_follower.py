@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.engine.channel import Channel
 from headrace.engine.ranks.rank_messages import (
+    BlocksRead,
     Loaded,
     Opened,
     RankFailed,
@@ -46,10 +47,15 @@ def main(handle: int) -> int:
     if start.config == "dies":
         return 3
     link.send(encode(Opened()))
-    link.send(encode(Loaded()))
+    link.send(encode(Loaded(2 if start.config == "reads" else 0)))
     for message in messages:
         if isinstance(message, Stop):
             break
+        # Its part of each block is its number and the block's; what it was to load comes as a block, too.
+        if start.config == "reads" and isinstance(message, RunStep):
+            stores = message.plan().stores
+            parts = [bytes([start.rank, block]) for block in (() if stores is None else stores.tolist())]
+            link.send(encode(BlocksRead(message.step, (*parts, *(data for _, data in message.loads)))))
         # The last stage alone answers, with the number of the step.
         if start.config == "answers" and isinstance(message, RunStep) and start.rank == start.size - 1:
             link.send(encode(StepDone.of(message.step, StepResult(np.array([message.step], np.int32)))))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig, TransferConfig
 from headrace.engine.tier_loading import check_tiers
 from headrace.errors import ConfigError
 from headrace.types import Capabilities
@@ -34,26 +34,15 @@ def test_host_memory_is_refused_where_the_device_is_the_host() -> None:
     check_tiers(config({"kv_disk": "/d:1G"}), HOST, "cpu")
 
 
-@pytest.mark.parametrize("name", ["kv_disk", "kv_host_memory"])
-@pytest.mark.parametrize(
-    ("others", "why"),
-    [
-        ({"parallel": ParallelConfig(tensor_parallel_size=2)}, "tensor_parallel_size 2"),
-        ({"scheduler": SchedulerConfig(speculate="draft:small")}, "draft drafts with .*ngram"),
-        ({"scheduler": SchedulerConfig(speculate="mtp")}, "mtp drafts with"),
-        ({"scheduler": SchedulerConfig(speculate="eagle3:head")}, "eagle3 drafts with"),
-    ],
-    ids=["ranks", "draft", "mtp", "eagle3"],
-)
-def test_refused_by_name(name: str, others: dict[str, Any], why: str) -> None:
-    value = "/d:1G" if name == "kv_disk" else 10
-    with pytest.raises(ConfigError, match=f"{name}.*{why}"):
-        check_tiers(config({name: value}, **others), DEVICE, "cuda")
-    check_tiers(config({}, **others), DEVICE, "cuda")
+@pytest.mark.parametrize("parallel", [(2, 1), (1, 2), (2, 2)])
+def test_ranks_go_with_tiers_and_roles(parallel: tuple[int, int]) -> None:
+    size, stages = parallel
+    ranks = ParallelConfig(tensor_parallel_size=size, pipeline_parallel_size=stages)
+    check_tiers(config({"kv_disk": "/d:1G"}, parallel=ranks, transfer=TransferConfig(role="both")), HOST, "cpu")
 
 
-@pytest.mark.parametrize("method", [None, "ngram", "suffix"])
-def test_drafts_of_the_host_go_with_tiers(method: str | None) -> None:
+@pytest.mark.parametrize("method", [None, "ngram", "suffix", "draft:small", "mtp", "eagle3:head", "dflash:d"])
+def test_every_drafter_goes_with_tiers(method: str | None) -> None:
     check_tiers(config({"kv_disk": "/d:1G"}, scheduler=SchedulerConfig(speculate=method)), HOST, "cpu")
 
 

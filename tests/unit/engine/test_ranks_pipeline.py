@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import queue
-from collections.abc import Callable
+import signal
+import threading
+from itertools import count
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from test_ranks_leader import Runner, kill, numbered, ranks
 
 from headrace.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.engine.ranks import leader, step_patience
+from headrace.engine.ranks.leader import Followers
 from headrace.engine.ranks.pipeline import PipelineRunner
 from headrace.engine.ranks.rank_messages import Loaded, RankMessage, StepDone, decode, encode
 from headrace.engine.ranks.result_sender import ResultSender
+from headrace.engine.ranks.step_patience import StepPatience, wait_patiently
 from headrace.engine.stages import check_stages, describe_stages, shard_of, widest_stage
 from headrace.errors import ConfigError, DeviceLost, PlatformError
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
@@ -73,19 +80,6 @@ def test_a_lost_rank_ends_every_step_in_flight() -> None:
             runner.launch(numbered(3))
 
 
-class Launched:
-    def __init__(self, found: Callable[[], StepResult]) -> None:
-        self._found = found
-
-    def sample(self) -> None: ...
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        return self._found()
-
-
 def test_results_are_sent_in_order_until_a_step_fails() -> None:
     sent: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
     failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
@@ -95,8 +89,8 @@ def test_results_are_sent_in_order_until_a_step_fails() -> None:
         raise PlatformError("an index out of range")
 
     for step in (1, 2):
-        sender.put(step, Launched(lambda step=step: StepResult(np.array([step], np.int32))))  # type: ignore[misc]
-    sender.put(3, Launched(fails))
+        sender.put(lambda step=step: StepDone.of(step, StepResult(np.array([step], np.int32))))  # type: ignore[misc]
+    sender.put(lambda: StepDone.of(3, fails()))
     sender.close()
     found = [sent.get(timeout=600) for _ in range(2)]
     assert [(one.step, one.result().tokens.tolist()) for one in found if isinstance(one, StepDone)] == [
@@ -148,3 +142,84 @@ def test_drafters_that_read_the_whole_model_are_refused(method: str, tmp_path: P
         check_stages(config(2, speculate=method))
     check_stages(config(1, speculate=method))
     check_stages(config(2, speculate="ngram"))
+
+
+def stopped(made: Followers) -> int:
+    """Stop the only rank, and wait until the system says so."""
+    (pid,) = made.pids
+    os.kill(pid, signal.SIGSTOP)
+    while not made._followers[0].standing():
+        os.sched_yield()
+    return pid
+
+
+def test_a_rank_that_stands_still_is_noticed_by_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_patience, "_FIRST", 0.05)
+    monkeypatch.setattr(step_patience, "_SLICE", 0.01)
+    monkeypatch.setattr(leader, "_EXIT_TIMEOUT", 0.1)
+    with ranks("answers") as made:
+        made.await_all(Loaded)
+        runner = PipelineRunner(Runner(), made)
+        stopped(made)
+        launched = runner.launch(numbered(1))
+        with pytest.raises(DeviceLost, match=r"^step 1 gave no result within 0 s .*: rank 1: its process is stopped$"):
+            launched.result()
+
+
+def test_a_rank_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process runs, and never answers."""
+    monkeypatch.setattr(step_patience, "_FIRST", 0.05)
+    with ranks("ok") as made:
+        made.await_all(Loaded)
+        launched = PipelineRunner(Runner(), made).launch(numbered(1))
+        with pytest.raises(DeviceLost, match=r"one of the ranks 0 to 1 hangs$"):
+            launched.result()
+
+
+def test_a_rank_that_takes_no_messages_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the kernel keeps for it are sent; whoever sends more does not wait for ever, nor does the end."""
+    monkeypatch.setattr(leader, "_SEND_TIMEOUT", 0.04)
+    monkeypatch.setattr(leader, "_EXIT_TIMEOUT", 0.04)
+    monkeypatch.setattr(leader, "_SEND_SLICE", 0.02)
+    monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 0.01)
+    with ranks("ok") as made:
+        made.await_all(Loaded)
+        pid = stopped(made)
+        runner = PipelineRunner(Runner(), made)
+
+        def launch_many() -> None:
+            for step in range(10_000):
+                runner.launch(numbered(step))
+
+        with pytest.raises(DeviceLost, match="rank 1 does not listen: its process is stopped"):
+            launch_many()
+        assert psutil.pid_exists(pid)
+
+
+def test_the_patience_grows_with_what_steps_take() -> None:
+    patience = StepPatience()
+    assert patience.limit(1) == 600
+    patience.waited(0.1, 1)
+    assert patience.limit(1) == 60
+    assert patience.limit(512) == pytest.approx(2 * 512 * 0.1), "a chunk may take as long as its rows one by one"
+    patience.waited(5.0, 512)
+    patience.waited(0.2, 512)
+    assert (patience.limit(512), patience.longest) == (pytest.approx(2 * 512 * 0.1), 5.0)
+    assert patience.limit(1) == 100
+
+
+def test_time_in_which_all_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on by 1,000 s in each of three waits."""
+    monkeypatch.setattr(step_patience, "_SLICE", 0.001)
+    asked = count()
+    changed, happened = threading.Condition(), iter([False] * 8)
+
+    def clock() -> float:
+        return 1000.0 * next(asked)
+
+    with changed:
+        found = wait_patiently(changed, lambda: next(happened, True), 0.1, clock)
+        assert found is not None
+        assert 0 < found < 0.1
+        assert wait_patiently(changed, lambda: True, 0.0) == 0.0
+        assert wait_patiently(changed, lambda: False, 0.003) is None

@@ -252,8 +252,9 @@ def test_models_are_the_union() -> None:
 def test_what_one_engine_keeps_is_not_routed() -> None:
     async def check() -> None:
         async with routed([Stub(), Stub()]) as it:
-            reply = await it.http.get("/v1/files/file-1")
-            assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_routed")
+            for method, path in (("GET", "/v1/files/file-1"), ("POST", "/start_profile"), ("POST", "/sleep?timeout=1")):
+                reply = await it.http.request(method, path)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_routed"), path
 
     run(check())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ import pytest
 from server_fakes import MODEL, serve_fake, with_key
 
 from headrace.config import Config
-from headrace.log_format import JsonFormatter
+from headrace.log_format import JsonFormatter, name_lines
 from headrace.server.page_files import PAGE_PATHS
 
 SECRET = "the prompt of a client"
@@ -134,8 +135,28 @@ def test_other_lines_as_json():
         record = logging.LogRecord(
             "x", logging.ERROR, "f", 1, "a %s\nb", ("c",), (ValueError, error, error.__traceback__)
         )
-    text = JsonFormatter("engine").format(record)
+    text = JsonFormatter("engine", "small").format(record)
     assert "\n" not in text
     line = json.loads(text)
     assert (line["message"], line["process"], line["level"]) == ("a c\nb", "engine", "error")
+    assert line["model"] == "small"
     assert line["exception"].endswith("ValueError: what\nwent wrong")
+
+
+@pytest.mark.parametrize(
+    ("process", "model", "said"),
+    [
+        ("engine", "", "WARNING engine: it is late"),
+        ("engine", "small", "WARNING engine small: it is late"),
+        ("rank 1", "100% mine", "WARNING rank 1 100% mine: it is late"),
+    ],
+)
+def test_lines_say_which_process_and_model(monkeypatch, process, model, said):
+    handler = logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    record = logging.LogRecord("x", logging.WARNING, "f", 1, "it is late", (), None)
+    name_lines(process, model, False)
+    assert handler.format(record) == said
+    name_lines(process, model, True)
+    line = json.loads(handler.format(record))
+    assert (line["process"], line.get("model", "")) == (process, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from headrace.transfer.block_form import BlockForm, Conversion, conversion, form
 from headrace.transfer.connectors.connector import Order, Prefix
 from headrace.transfer.connectors.conversions import converted
 from headrace.transfer.identity import Identity, TransferRefused, check_identity
-from headrace.types import KVLayout
+from headrace.types import KVLayout, LayerKV
 
 _TOKENS, _HEADS, _DIM = 128, 2, 24
 _DECODER = DecoderConfig("llama", 96, 4, _HEADS, _DIM, 96, 64, (LayerConfig(),) * 3, (Rope(1e4, _DIM),), 512, 1e-6)
@@ -39,38 +40,43 @@ class _Orders:
         return self
 
 
-def _whole(dtype: str, seed: int = 0) -> list[list[torch.Tensor]]:
+def _whole(dtype: str, kept_layers: Sequence[LayerKV]) -> list[list[torch.Tensor]]:
     """Of every layer the keys, the values and their scales: [heads, tokens] or [heads, tokens, dim]."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     kept = paged.DTYPES[dtype]
     layers = []
-    for _ in _DECODER.layers:
-        rows = [torch.randint(-100, 100, (_HEADS, _TOKENS, _DIM)).float().to(kept) for _ in range(2)]
-        scales = [torch.rand(_HEADS, _TOKENS) for _ in range(2)] if kept.itemsize == 1 else []
+    for shape in kept_layers:
+        heads = shape.num_kv_heads
+        rows = [torch.randint(-100, 100, (heads, _TOKENS, shape.head_dim)).float().to(kept) for _ in range(2)]
+        scales = [torch.rand(heads, _TOKENS) for _ in range(2)] if kept.itemsize == 1 else []
         layers.append([*rows, *scales])
     return layers
 
 
-def _blocks(dtype: str, size: int, ranks: int, native: bool, stages: int = 1) -> tuple[list[bytes], BlockForm]:
-    """All tokens in blocks of `size`, as the ranks of an engine give them one behind the other."""
-    parts, whole, rank_bytes = [], _whole(dtype), []
+def _blocks(
+    dtype: str, size: int, ranks: int, native: bool, stages: int = 1, drafter: tuple[LayerKV, ...] = ()
+) -> tuple[list[bytes], BlockForm]:
+    """All tokens in blocks of `size`, as the ranks of an engine give them one behind the other. `drafter`: layers that
+    the first rank has besides."""
+    parts, rank_bytes = [], []
+    whole, own = _whole(dtype, _DECODER.kv_layers), _whole(dtype, drafter)
     for number in range(ranks * stages):
         shard = Shard.of(number, ranks, stages)
         begin, end = shard.layers(_DECODER) if stages > 1 else (0, 3)
         first, last = shard.kv_heads(_DECODER) if ranks > 1 else (0, _HEADS)
-        kv = paged.alloc(
-            KVLayout(local_config(_DECODER, shard).kv_layers, size, dtype), _TOKENS // size, torch.device("cpu")
-        )
+        shapes = (*local_config(_DECODER, shard).kv_layers, *(drafter if number == 0 else ()))
+        kv = paged.alloc(KVLayout(shapes, size, dtype), _TOKENS // size, torch.device("cpu"))
         kinds = (kv.keys, kv.values, kv.key_scales, kv.value_scales)
-        for at, layer in enumerate(whole[begin:end]):
+        held = [[rows[first:last] for rows in layer] for layer in whole[begin:end]] + (own if number == 0 else [])
+        for at, layer in enumerate(held):
             for lists, rows in zip(kinds, layer, strict=False):
-                cut = rows[first:last].view(last - first, _TOKENS // size, size, *rows.shape[2:])
+                cut = rows.view(len(rows), _TOKENS // size, size, *rows.shape[2:])
                 lists[at].view(torch.uint8).copy_(cut.transpose(0, 1).contiguous().view(torch.uint8))
         parts.append(_bytes(NativeKV.from_torch(kv) if native else kv))
         rank_bytes.append(len(parts[-1][0]))
     orders: Any = _Orders((GROUP, LINE) if native else (1, 1))
     layout = KVLayout(_DECODER.kv_layers, size, dtype)
-    form = block_form(_DECODER, Shard.of(0, ranks, stages), orders, layout, tuple(rank_bytes))
+    form = block_form(_DECODER, Shard.of(0, ranks, stages), orders, layout, tuple(rank_bytes), drafter)
     assert form is not None
     return [b"".join(block) for block in zip(*parts, strict=True)], form
 
@@ -106,6 +112,15 @@ def test_blocks_of_another_split(dtype: str, native: bool) -> None:
         here = _blocks(dtype, ours[0], ours[1], native, ours[2])
         taken = Conversion((there[1], theirs[0]), (here[1], ours[0])).begin(0, _TOKENS // ours[0])
         assert [bytes(one) for block in there[0] for one in taken.take(block)] == here[0]
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "plain"])
+def test_a_drafters_part_lies_on_the_first_rank(native: bool) -> None:
+    drafter = (LayerKV(3, 16), LayerKV(1, 40))
+    there = _blocks("bfloat16", 16, 1, native, drafter=drafter)
+    here = _blocks("bfloat16", 32, 2, native, drafter=drafter)
+    taken = Conversion((there[1], 16), (here[1], 32)).begin(0, _TOKENS // 32)
+    assert [bytes(one) for block in there[0] for one in taken.take(block)] == here[0]
 
 
 def test_a_fetch_may_begin_in_the_middle_of_a_block_of_theirs() -> None:

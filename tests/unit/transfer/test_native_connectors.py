@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.conformance.connector_peer import names, put
+from headrace.conformance.connector_peer import expected, names, put, tokens
 from headrace.conformance.connectors import ConnectorSuite
+from headrace.conformance.conversions import identity_of
 from headrace.errors import ConfigError
 from headrace.transfer.connectors import library_process
-from headrace.transfer.connectors.connector import Arrival, Connector, ConnectorSettings, Order
+from headrace.transfer.connectors.connector import Arrival, Connector, ConnectorSettings, Order, Prefix
 from headrace.transfer.connectors.finding import open_connector
 from headrace.transfer.connectors.mooncake_connector import joined
 from headrace.transfer.connectors.native_connector import NativeConnector
@@ -83,10 +84,16 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Conn
 
 def _fetch(here: Connector, there: Connector, timeout: float = 20.0) -> Arrival:
     ticket = here.fetch(Order(there.address, names(_IDENTITY, 1, 12), timeout))
+    ended = _end(here)
+    here.release(ticket)
+    return ended
+
+
+def _end(here: Connector) -> Arrival:
+    """Of the only ticket."""
     while True:
         for arrival in here.poll():
             if arrival.state != "moving":
-                here.release(ticket)
                 return arrival
         time.sleep(0.001)
 
@@ -147,3 +154,31 @@ def test_slots_that_follow_each_other_are_one_read() -> None:
     assert joined([0, 10, 20, 40, 30], [50, 60, 70, 80, 90], 10) == [(0, 50, 30), (40, 80, 10), (30, 90, 10)]
     assert joined([0, 10], [50, 70], 10) == [(0, 50, 10), (10, 70, 10)]
     assert joined([], [], 10) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "state", "reason"),
+    [
+        ((16, 2), (16, 1), "sealed", ""),
+        ((32, 1), (16, 1), "failed", "block_size 32 and this engine 16"),
+        ((16, 4), (16, 1), "failed", "use the connector tcp or shm"),
+    ],
+)
+def test_blocks_of_one_size_only(
+    ends: tuple[Connector, Connector], theirs: tuple[int, int], ours: tuple[int, int], state: str, reason: str
+) -> None:
+    """Another split is converted if that leaves the size of a block as it is."""
+    there, here = (_StandIn(replace(_SETTINGS, identity=identity_of(*engine))) for engine in (theirs, ours))
+    try:
+        put(there, there.settings.identity, 1, 0, 4)
+        prefix = Prefix(tokens(1, 64), 64, salt="1")
+        hashes = names(here.settings.identity, 1, 3)
+        ticket = here.fetch(Order(there.address, hashes, 20.0, prefix=prefix))
+        ended = _end(here)
+        assert ended.state == state
+        assert reason in ended.reason
+        found = [bytes(block) for block in here.blocks(ticket)]
+        assert found == [expected(here.settings.identity, 1, at) for at in range(3 * (state == "sealed"))]
+    finally:
+        here.close()
+        there.close()

@@ -15,17 +15,23 @@ import socket
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from headrace.engine.channel import Channel
 from headrace.engine.ranks.rank_messages import (
+    BlocksRead,
     RankFailed,
     RankMessage,
     RunStep,
     SampleStep,
     Start,
+    StepDone,
     Stop,
     decode,
     encode,
@@ -35,7 +41,7 @@ from headrace.engine.runner import LaunchedStep, Runner
 from headrace.engine.spawn import ignore_terminal_signals
 from headrace.engine.wire import as_ours, to_wire
 from headrace.errors import HeadraceError
-from headrace.log_format import use_json
+from headrace.log_format import name_lines
 
 __all__ = ["follow", "main"]
 
@@ -76,26 +82,28 @@ def _run(link: Channel, messages: Messages) -> None:
     start = _next(messages)
     assert isinstance(start, Start)
     logging.getLogger().setLevel(start.log_level)
-    if Config.model_validate_json(start.config).server.log_format == "json":
-        use_json("rank")
+    server = Config.model_validate_json(start.config).server
+    name_lines(f"rank {start.rank}", server.served_model_name or "", server.log_format == "json")
     loaded = load_follower(start, lambda message: _send(link, message), lambda: _next(messages))
-    sender = ResultSender(lambda message: _send(link, message), messages.put) if loaded.answers else None
+    sender = ResultSender(lambda message: _send(link, message), messages.put)
     try:
-        follow(loaded.runner, messages, sender)
+        follow(loaded.runner, messages, sender, loaded.answers)
     finally:
         loaded.close()
 
 
-def follow(runner: Runner, messages: Messages, sender: ResultSender | None = None) -> None:
-    """Run steps until Stop. Raises what a step raises. `sender` waits for the results and sends them, if rank 0 gets
-    them from here."""
+def follow(runner: Runner, messages: Messages, sender: ResultSender, answers: bool = False) -> None:
+    """Run steps until Stop. Raises what a step raises. `sender` sends the parts of blocks that steps read, and their
+    results if rank 0 gets them from here (`answers`)."""
     in_flight: deque[LaunchedStep] = deque()
     while isinstance(message := _next(messages), RunStep | SampleStep):
         if isinstance(message, RunStep):
             plan = message.plan()
             launched = runner.launch(plan)
-            if sender is not None:
-                sender.put(plan.step, launched)
+            if plan.stores is not None:
+                sender.put(partial(_read_blocks, plan.step, launched.take_stored()))
+            if answers:
+                sender.put(partial(_step_done, plan.step, launched))
                 continue
             in_flight.append(launched)
         else:
@@ -104,8 +112,15 @@ def follow(runner: Runner, messages: Messages, sender: ResultSender | None = Non
         while in_flight and (len(in_flight) > _DEPTH or in_flight[0].done()):
             in_flight.popleft().result()
     assert isinstance(message, Stop)
-    if sender is not None:
-        sender.close()
+    sender.close()
+
+
+def _step_done(step: int, launched: LaunchedStep) -> StepDone:
+    return StepDone.of(step, launched.result())
+
+
+def _read_blocks(step: int, stored: Callable[[], list[npt.NDArray[np.uint8]] | None]) -> BlocksRead:
+    return BlocksRead(step, tuple(row.tobytes() for row in stored() or ()))
 
 
 def _next(messages: Messages) -> RankMessage:

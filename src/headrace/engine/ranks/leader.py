@@ -9,13 +9,17 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from headrace.engine.channel import Channel
 from headrace.engine.core_loop import PendingStep, StepRunner
 from headrace.engine.ranks.rank_messages import (
+    BlocksRead,
     Loaded,
     Opened,
     RankFailed,
@@ -28,6 +32,7 @@ from headrace.engine.ranks.rank_messages import (
     decode,
     encode,
 )
+from headrace.engine.ranks.step_patience import StepPatience, wait_patiently
 from headrace.engine.spawn import python_module, spawn
 from headrace.engine.wire import from_wire
 from headrace.errors import ConfigError, DeviceLost, HeadraceError
@@ -41,6 +46,10 @@ _ERROR_TIMEOUT = 1.0
 """Seconds that a rank has to report why it ended."""
 _POLL_SECONDS = 60.0
 """Seconds of one wait; another follows."""
+_SEND_SLICE = 0.5
+"""Seconds of one wait for a rank to take a message."""
+_SEND_TIMEOUT = 60.0
+"""Seconds in which a rank must take a message: a thread of its own does nothing else."""
 
 
 class Follower:
@@ -56,6 +65,10 @@ class Follower:
         """It has sent the error itself."""
         self.results: dict[int, StepResult] = {}
         """By step, what it has sent and rank 0 has not read."""
+        self.blocks: dict[int, tuple[bytes, ...]] = {}
+        """The same of its parts of blocks."""
+        self.block_bytes = 0
+        """Of its part of a block, once it is loaded."""
         self._changed = changed
         self._process, link = spawn(command, stdin=subprocess.DEVNULL)
         self._channel = Channel(link)
@@ -68,15 +81,23 @@ class Follower:
         return self._process.pid
 
     def send(self, message: RankMessage) -> None:
-        """Send a message; blocks until the kernel has accepted all of it. Raises DeviceLost if the rank has exited."""
-        if self._deliver(message):
+        """Send a message; blocks until the kernel has accepted all of it. Raises DeviceLost if the rank has exited, or
+        takes nothing."""
+        if self._deliver(message, _SEND_TIMEOUT):
             return
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None, _ERROR_TIMEOUT)
-        raise DeviceLost(str(self.error or f"rank {self.number} does not listen"))
+        raise DeviceLost(str(self.error or f"rank {self.number} does not listen{self.standing()}"))
+
+    def standing(self) -> str:
+        """What the system says about a process that stands still; empty if it runs, or on other systems."""
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return ": its process is stopped" if state in "Tt" else ""
+        return ""
 
     def close(self) -> None:
-        self._deliver(Stop())
+        self._deliver(Stop(), _EXIT_TIMEOUT)
         try:
             self._process.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -85,12 +106,13 @@ class Follower:
         self._reader.join(_EXIT_TIMEOUT)
         self._channel.close()
 
-    def _deliver(self, message: RankMessage) -> bool:
-        """Send a message. False if the other end has closed."""
-        if not self._channel.send(encode(message)):
-            while not self._channel.flush_for(_POLL_SECONDS):
-                pass
-        return not self._channel.other_end_closed(0)
+    def _deliver(self, message: RankMessage, limit: float) -> bool:
+        """Send a message. False if the other end has closed, or does not take it within so many seconds."""
+        sent = self._channel.send(encode(message))
+        for _ in range(int(limit / _SEND_SLICE)):  # Turns are counted: a machine that stands still takes none.
+            if sent := sent or self._channel.flush_for(_SEND_SLICE):
+                break
+        return sent and not self._channel.other_end_closed(0)
 
     def _read(self) -> None:
         """Receive messages, on the reading thread."""
@@ -104,6 +126,10 @@ class Follower:
                     with self._changed:
                         if isinstance(message, StepDone):
                             self.results[message.step] = message.result()
+                        elif isinstance(message, BlocksRead):
+                            self.blocks[message.step] = message.blocks
+                        elif isinstance(message, Loaded):
+                            self.block_bytes = message.block_bytes
                         self.received.add(type(message))
                         self._changed.notify_all()
         if error is None:
@@ -127,6 +153,9 @@ class Followers:
         self._directory = _rendezvous_folder() if size > 1 else None
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
+        self._patience = StepPatience()
+        self._own_bytes = 0
+        """Of rank 0's part of a block."""
 
     @property
     def rendezvous(self) -> str:
@@ -147,6 +176,35 @@ class Followers:
         """Send a message to all ranks. Raises DeviceLost if a rank has exited."""
         for follower in self._followers:
             follower.send(message)
+
+    def send_step(self, plan: StepPlan) -> None:
+        """Send a plan to all ranks, with the part of each of the blocks to load. Raises DeviceLost."""
+        message, at = RunStep.of(plan), self._own_bytes
+        for follower in self._followers:
+            end = at + follower.block_bytes
+            follower.send(message.loading(plan.loads, slice(at, end)) if plan.loads else message)
+            at = end
+
+    def share_blocks(self, own: int) -> tuple[int, ...]:
+        """Bytes of each rank's part of a block, in order; `own`: of rank 0's. All ranks are loaded."""
+        self._own_bytes = own
+        return own, *(follower.block_bytes for follower in self._followers)
+
+    def whole_blocks(self, step: int, own: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
+        """The blocks that a step has read, of which rank 0 has these parts; waits for those of the other ranks. Raises
+        the error of the first rank that has ended, and DeviceLost if one hangs."""
+        limit = self._patience.limit(1)
+        with self._changed:
+            waited = wait_patiently(
+                self._changed,
+                lambda: self._first_error() is not None or all(step in one.blocks for one in self._followers),
+                limit,
+            )
+            error = self._first_error()
+            if error is not None or waited is None:
+                raise error or DeviceLost(self._hanging(step, limit))
+            parts = [one.blocks.pop(step) for one in self._followers]
+        return [np.frombuffer(b"".join(block), np.uint8) for block in zip(own, *parts, strict=True)]
 
     def await_all(self, kind: type[Opened] | type[Loaded]) -> None:
         """Wait until every rank has sent such a message. Raises the error of the first that ended instead."""
@@ -175,17 +233,24 @@ class Followers:
         """Whether `result` would return or raise at once."""
         return self._first_error() is not None or any(step in follower.results for follower in self._followers)
 
-    def result(self, step: int) -> StepResult:
-        """The result of a step that another rank computes; waits for it. Raises the error of the first rank that has
-        ended."""
+    def result(self, step: int, rows: int) -> StepResult:
+        """The result of a step of so many rows that another rank computes; waits for it. Raises the error of the first
+        rank that has ended, and DeviceLost if one hangs."""
+        limit = self._patience.limit(rows)
         with self._changed:
-            self._changed.wait_for(lambda: self.has_result(step))
+            waited = wait_patiently(self._changed, lambda: self.has_result(step), limit)
             found = [one.results.pop(step) for one in self._followers if step in one.results]
             error = self._first_error()
-        if found:
+        if waited is not None and found:
+            self._patience.waited(waited, rows)
             return found[0]
-        assert error is not None
-        raise error
+        raise error or DeviceLost(self._hanging(step, limit))
+
+    def _hanging(self, step: int, limit: float) -> str:
+        standing = [f"rank {one.number}{text}" for one in self._followers if (text := one.standing())]
+        who = ", ".join(standing) or f"one of the ranks 0 to {self.size - 1} hangs"
+        before = f"the longest wait so far was {self._patience.longest:.1f} s"
+        return f"step {step} gave no result within {limit:.0f} s ({before}): {who}"
 
     def runner(self, own: StepRunner) -> StepRunner:
         """A runner over all ranks: rank 0's own, if it is the only one."""
@@ -227,14 +292,11 @@ class GroupRunner:
         lost = self._followers.lost()
         if lost is not None:
             raise lost
-        self._followers.send(RunStep.of(plan))
+        self._followers.send_step(plan)
         try:
-            return _GroupStep(self._runner.launch(plan), lambda: self._send_sample(plan), self._with_rank)
+            return _GroupStep(plan, self._runner.launch(plan), self._followers, self._with_rank)
         except Exception as error:
             raise self._with_rank(error) from error
-
-    def _send_sample(self, plan: StepPlan) -> None:
-        self._followers.send(SampleStep.of(plan))
 
     def recover(self) -> bool:
         """Never called: every failure is the loss of the device."""
@@ -252,13 +314,13 @@ class GroupRunner:
 
 class _GroupStep:
     def __init__(
-        self, launched: PendingStep, send: Callable[[], None], explain: Callable[[Exception], DeviceLost]
+        self, plan: StepPlan, launched: PendingStep, followers: Followers, explain: Callable[[Exception], DeviceLost]
     ) -> None:
-        """`send` has the other ranks launch the second part."""
-        self._launched, self._send, self._with_rank = launched, send, explain
+        self._plan, self._launched, self._followers, self._with_rank = plan, launched, followers, explain
 
     def sample(self) -> None:
-        self._send()
+        """The other ranks launch the second part, too."""
+        self._followers.send(SampleStep.of(self._plan))
         try:
             self._launched.sample()
         except Exception as error:
@@ -269,6 +331,9 @@ class _GroupStep:
 
     def result(self) -> StepResult:
         try:
-            return self._launched.result()
+            found = self._launched.result()
+            if found.stored is None:
+                return found
+            return replace(found, stored=self._followers.whole_blocks(self._plan.step, found.stored))
         except Exception as error:
             raise self._with_rank(error) from error

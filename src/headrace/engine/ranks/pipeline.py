@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.engine.core_loop import PendingStep
 from headrace.engine.ranks.leader import Followers, GroupRunner
 from headrace.errors import DeviceLost, HeadraceError
@@ -17,13 +19,13 @@ class PipelineRunner(GroupRunner):
     def launch(self, plan: StepPlan) -> PendingStep:
         """Raises DeviceLost."""
         assert not plan.split, "all that the plan depends on has been committed"
-        return _PipelineStep(plan.step, super().launch(plan), self._followers)
+        return _PipelineStep(plan.step, len(plan.token_ids), super().launch(plan), self._followers)
 
 
 class _PipelineStep:
-    def __init__(self, step: int, first: PendingStep, followers: Followers) -> None:
+    def __init__(self, step: int, rows: int, first: PendingStep, followers: Followers) -> None:
         """`first`: the first stage's part."""
-        self._step, self._first, self._followers = step, first, followers
+        self._step, self._rows, self._first, self._followers = step, rows, first, followers
 
     def sample(self) -> None:
         raise AssertionError("a step of a pipeline has one part")
@@ -33,8 +35,7 @@ class _PipelineStep:
 
     def result(self) -> StepResult:
         try:
-            found = self._followers.result(self._step)
+            found = self._followers.result(self._step, self._rows)
         except HeadraceError as error:
             raise DeviceLost(str(error)) from error
-        self._first.result()
-        return found
+        return replace(found, stored=self._first.result().stored)

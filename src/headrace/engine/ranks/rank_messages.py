@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,6 +14,7 @@ from headrace.engine.wire import WireError
 from headrace.types import SamplingBatch, StepPlan, StepResult
 
 __all__ = [
+    "BlocksRead",
     "Loaded",
     "Opened",
     "RankFailed",
@@ -70,6 +72,8 @@ class RunStep(_RankStruct, frozen=True):
     request_ids: tuple[str, ...]
     split: bool
     hidden: bool
+    loads: tuple[tuple[int, bytes], ...] = ()
+    """(block, this rank's part of its bytes)."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> RunStep:
@@ -77,12 +81,18 @@ class RunStep(_RankStruct, frozen=True):
         arrays |= {f"params.{name}": _packed(array) for name, array in plan.sampling.params.items()}
         return cls(arrays, plan.step, plan.sampling.num_logprobs, plan.request_ids, plan.split, plan.hidden)
 
+    def loading(self, loads: Sequence[tuple[int, Any]], part: slice) -> RunStep:
+        """The same for a rank with this part of the bytes of each block."""
+        return msgspec.structs.replace(
+            self, loads=tuple((block, bytes(memoryview(data)[part])) for block, data in loads)
+        )
+
     def plan(self) -> StepPlan:
         """The plan, without the core's tag. Its arrays are read-only."""
         found: dict[str, Any] = {name: _array(*array) for name, array in self.arrays.items()}
         sampling, params = _pop_prefixed(found, "sampling."), _pop_prefixed(found, "params.")
         batch = SamplingBatch(params=params, **sampling, num_logprobs=self.num_logprobs)
-        found |= {"split": self.split, "hidden": self.hidden}
+        found |= {"split": self.split, "hidden": self.hidden, "loads": self.loads}
         return StepPlan(step=self.step, sampling=batch, request_ids=self.request_ids, **found)
 
 
@@ -116,6 +126,9 @@ class Opened(_RankStruct, frozen=True):
 class Loaded(_RankStruct, frozen=True):
     """Sent by a rank: it is loaded and waits for steps."""
 
+    block_bytes: int = 0
+    """Of its part of a block; 0 if no blocks are moved."""
+
 
 class StepDone(_RankStruct, frozen=True):
     """Sent by the last stage of a pipeline: the result of a step."""
@@ -133,13 +146,20 @@ class StepDone(_RankStruct, frozen=True):
         return StepResult(**found)
 
 
+class BlocksRead(_RankStruct, frozen=True):
+    """Sent by a rank: its parts of the blocks that a step has read, in order."""
+
+    step: int
+    blocks: tuple[bytes, ...]
+
+
 class RankFailed(_RankStruct, frozen=True):
     """The last message of a rank: the error that ends it."""
 
     error: WireError
 
 
-RankMessage = Start | Sizes | RunStep | SampleStep | StepDone | Stop | Opened | Loaded | RankFailed
+RankMessage = Start | Sizes | RunStep | SampleStep | StepDone | BlocksRead | Stop | Opened | Loaded | RankFailed
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
 

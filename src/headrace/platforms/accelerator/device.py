@@ -37,6 +37,7 @@ __all__ = ["AcceleratorDevice", "Traits"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_COLLECTIVES = COLLECTIVES | {ALL_TO_ALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,10 @@ class AcceleratorDevice(TorchDevice):
             return OutOfMemory(f"{message} ({free} of {total} bytes are free): {remedy}")
         return PlatformError(f"{self.torch_device}: {type(error).__name__}: {error}")
 
+    def as_one_of_several(self) -> Capabilities:
+        """See `interface.WorksInGroups`."""
+        return replace(self.capabilities(), collectives=_COLLECTIVES)
+
     def _complete(self, capabilities: Capabilities) -> Capabilities:
         return replace(
             capabilities,
@@ -234,7 +239,7 @@ class AcceleratorDevice(TorchDevice):
             quant_formats=frozenset() if "linear" in self._missing else capabilities.quant_formats,
             # A vendor's library chooses its own order of sums.
             deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
-            collectives=COLLECTIVES | {ALL_TO_ALL} if self.options.world_size > 1 else frozenset(),
+            collectives=_COLLECTIVES if self.options.world_size > 1 else frozenset(),
         )
 
     def _why_eager(self) -> str | None:

@@ -32,6 +32,9 @@ CAPABILITIES = Capabilities(
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
 
+_SEVERAL = replace(CAPABILITIES, collectives=COLLECTIVES | {ALL_TO_ALL}, passes_rows=True)
+"""Of one of several ranks."""
+
 
 class CpuDevice(TorchDevice):
     """Runs steps on a separate thread, in launch order, with torch's thread pool.
@@ -56,9 +59,7 @@ class CpuDevice(TorchDevice):
             if value is not None and (not isinstance(value, int) or value < (name == "threads")):
                 raise PlatformError(f"cpu: option {name} is {value!r}: give a count")
         self._world = World(rank, world_size, rendezvous)
-        collectives = COLLECTIVES | {ALL_TO_ALL} if world_size > 1 else frozenset()
-        able = replace(CAPABILITIES, collectives=collectives, passes_rows=world_size > 1)
-        super().__init__(torch.device("cpu"), able, threads)
+        super().__init__(torch.device("cpu"), CAPABILITIES if world_size == 1 else _SEVERAL, threads)
         self._copies = Float32Copies(float32_copies)
         self._reasons = {spec.name: reason for spec in (*OPS, *OPTIONAL)}
 
@@ -66,6 +67,10 @@ class CpuDevice(TorchDevice):
     def block_padding(self) -> tuple[int, int]:
         """See `interface.OrdersBlocks` and `kernels.kv.TorchKV`."""
         return 1, 1
+
+    def as_one_of_several(self) -> Capabilities:
+        """See `interface.WorksInGroups`."""
+        return _SEVERAL
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
         """Operators that take a weight read the float32 copies; the reference serves the others."""

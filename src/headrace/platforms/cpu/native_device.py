@@ -56,6 +56,8 @@ CAPABILITIES = Capabilities(
     host_memory=True,
     attention_features=frozenset({"gqa", "sliding_window", "soft_cap", "sinks", "alibi"}),
 )
+_SEVERAL = replace(CAPABILITIES, collectives=COLLECTIVES | {ALL_TO_ALL}, passes_rows=True)
+"""Of one of several ranks."""
 T = TypeVar("T")
 _NO_KERNEL = "no native kernel, and a recorded step cannot use the reference: HEADRACE_NATIVE=0 serves it, slowly"
 _COMPUTE: dict[str | None, Compute] = {
@@ -87,10 +89,7 @@ class NativeDevice(TorchDevice):
         if dtype is not None and dtype not in _COMPUTE:
             raise PlatformError(f"cpu: option dtype is {dtype!r}: choose one of {', '.join(filter(None, _COMPUTE))}")
         self._world = None if (rank, world_size) == (0, 1) else _world(rank, world_size, rendezvous)
-        several = self._world is not None
-        collectives = COLLECTIVES | {ALL_TO_ALL} if several else frozenset()
-        able = replace(CAPABILITIES, collectives=collectives, passes_rows=several)
-        super().__init__(torch.device("cpu"), able, 1)
+        super().__init__(torch.device("cpu"), CAPABILITIES if self._world is None else _SEVERAL, 1)
         library = load(isa)
         check_layouts(library)
         self.team = Team(library, threads, (rank, world_size))
@@ -203,6 +202,10 @@ class NativeDevice(TorchDevice):
     def busy_seconds(self) -> float:
         """The time during which the team had work."""
         return self.team.busy_seconds
+
+    def as_one_of_several(self) -> Capabilities:
+        """See `interface.WorksInGroups`."""
+        return _SEVERAL
 
     def extension(self, kind: Callable[..., T]) -> T | None:
         if kind is PackedForms:

@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 _SLOT = 1 << 20
 """Bytes of one slot; larger data is sent in parts."""
 WORK = 3600.0
-"""Seconds that a stage of a pipeline may compute for the next one. A rank that has ended is noticed at once."""
+"""Seconds that a stage of a pipeline may compute for the next one. A rank that has ended is noticed at once, one that
+hangs by rank 0, which knows how long steps take (`engine/ranks/step_patience.py`) and ends it."""
 _LINE = 64
 """Bytes of a cache line: every counter has a separate one, so that ranks don't slow each other down."""
 _SPINS = 200

@@ -56,6 +56,10 @@ class SimDevice:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    def as_one_of_several(self) -> Capabilities:
+        """See `interface.WorksInGroups`: it has no collectives."""
+        return self._capabilities
+
     def memory(self) -> tuple[int, int]:
         return self._machine.memory_bytes - self._used, self._machine.memory_bytes
 

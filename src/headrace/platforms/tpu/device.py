@@ -24,7 +24,7 @@ from headrace.platforms.tpu.xla_operators import operators
 from headrace.platforms.tpu.xla_runtime import XlaRuntime
 from headrace.platforms.tpu.xla_step import XlaStep, tensors_of
 from headrace.platforms.work_queue import FuturePending, InlineQueue, ThreadQueue
-from headrace.types import Bucket, KVLayout
+from headrace.types import COLLECTIVES, Bucket, Capabilities, KVLayout
 
 __all__ = ["ERROR_PATTERNS", "TpuDevice"]
 
@@ -54,6 +54,10 @@ class TpuDevice(TorchDevice):
         missing = {spec.name for spec in OPTIONAL if spec.compose is None} - self._operators.keys()
         able = replace(able, missing_operators=frozenset(missing))
         super().__init__(runtime.device(index), able, queue=InlineQueue())
+
+    def as_one_of_several(self) -> Capabilities:
+        """See `interface.WorksInGroups`."""
+        return replace(self.capabilities(), collectives=COLLECTIVES)
 
     @property
     def block_padding(self) -> tuple[int, int]:
