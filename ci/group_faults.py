@@ -24,7 +24,7 @@ import psutil
 from headrace.hub.catalogue import resolve_model
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "engine")]
+sys.path[:0] = [str(ROOT / "tests" / "engine"), str(ROOT / "tests")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from group_harness import DECODE, PREFILL, Group, cut, damaged, delayed, mixed  # noqa: E402

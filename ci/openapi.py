@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.append("tests/engine")
+sys.path += ["tests", "tests/engine"]
 
 import httpx
 from server_harness import make_model

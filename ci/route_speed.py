@@ -120,7 +120,7 @@ def tokenizer(args: argparse.Namespace) -> list[str]:
 
 
 def tiny_model(folder: Path) -> Path:
-    sys.path[:0] = [str(ROOT / "tests" / "engine")]
+    sys.path[:0] = [str(ROOT / "tests" / "engine"), str(ROOT / "tests")]
     import tiny_models
     from server_harness import make_model
 

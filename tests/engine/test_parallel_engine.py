@@ -71,13 +71,17 @@ async def end_of(client: InProcessClient) -> str:
     return str(found[0].finish)
 
 
-def test_two_ranks_report_named_tokens(model: Path) -> None:
+def test_two_ranks_report_named_tokens_and_take_scores_from_the_cache(model: Path) -> None:
     async def run() -> None:
+        scored = request(PROMPTS[0], id="scored", max_tokens=2, prompt_logprobs=2)
         wanted = request(PROMPTS[0], id="named", max_tokens=6, logprobs=0, logprob_token_ids=(3, 150))
         found = []
         for size in (1, 2):
             async with started(parallel(model, size)) as ranks:
                 found.append((await choices(ranks, wanted))[0].logprobs)
+                cold, warm = [(await choices(ranks, scored))[0] for _ in range(2)]
+                assert cold.bits == warm.bits
+                assert [one.usage.cached_tokens for one in (cold, warm)] == [0, len(PROMPTS[0]) - 1]
         for one, two in zip(*found, strict=True):
             assert [token for token, *_ in two.top] == [3, 150]
             # The order of a sum over ranks is another.

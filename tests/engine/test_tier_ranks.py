@@ -73,7 +73,7 @@ def test_another_number_of_ranks_has_blocks_of_its_own(tiny_llama: Path, tmp_pat
 
 def test_host_memory_gives_back_what_two_ranks_have_lost(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices with a memory of their own, which is too small for all prompts."""
-    monkeypatch.setattr(native_device, "CAPABILITIES", replace(native_device.CAPABILITIES, host_memory=False))
+    monkeypatch.setattr(native_device, "_SEVERAL", replace(native_device._SEVERAL, host_memory=False))
     monkeypatch.setattr(startup, "check_devices", lambda *_: None)
 
     async def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,12 @@ class RayHost:
         path: str,
         name: str,
         config: dict[str, Any],
+        key: Sequence[Awaitable[str | None]],
         address: str | None = None,
         command: Sequence[str] = COMMAND,
     ) -> dict[str, Any]:
-        """Start the engine's process, which listens at `address` (default: the node's own in its cluster).
+        """Start the engine's process, which listens at `address` (default: the node's own in its cluster). `key`: one
+        reference to the key that it wants, which the configuration lacks.
 
         Returns its `url`, `pid`, `node` and `host`, the process of the actor; or, if it cannot be started, `error`, and
         in `final` whether it never can.
@@ -49,7 +51,9 @@ class RayHost:
                 raise ConfigError(
                     f"node {socket.gethostname()} has Headrace {__version__} and the router {version}: install the same"
                 )
-            reserved = Reserved(Config.model_validate(config), address or _node_address())
+            given = Config.model_validate(config)
+            server = given.server.model_copy(update={"api_key": await key[0]})
+            reserved = Reserved(given.model_copy(update={"server": server}), address or _node_address())
         except ConfigError as error:
             return {"error": str(error), "final": lasts(error)}
         self._reserved = reserved

@@ -89,12 +89,16 @@ class RayLauncher:
     async def begin(self, actor: Any, path: Path) -> RayEngine:
         """Start the engine of an actor. Raises PlatformError, and ConfigError if it could never work."""
         ray, scale = self.ray, self.config.scale
-        settings = self.config.model_dump(mode="json")
+        server = self.config.server
+        open_to_all = self.config.model_copy(update={"server": server.model_copy(update={"api_key": None})})
+        settings = open_to_all.model_dump(mode="json")
+        # An object in a list: Ray keeps its value out of the call, which its state and its dashboard may show.
+        key = ray.put(server.api_key)
         # The name stands for the files that it had at first, and for no others.
         name = self.config.model.model if path == self._path else ""
         # A cluster of this machine alone is reached by nobody else.
         address = "127.0.0.1" if scale.ray_address == "local" else None
-        started = actor.start.remote(__version__, str(path), name, settings, address, list(self._command))
+        started = actor.start.remote(__version__, str(path), name, settings, [key], address, list(self._command))
         try:
             facts = await asyncio.wait_for(_result(started), scale.start_timeout)
         except ray.exceptions.RayError as error:

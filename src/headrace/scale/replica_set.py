@@ -164,29 +164,53 @@ class ReplicaSet:
             raise UpdateRunning("an update of all replicas runs: wait until it has ended")
 
     async def _replace_all(self, path: Path, old: Sequence[Member], progress: dict[str, Any]) -> None:
-        """Start a new replica, then end an old one, one after another. If a new one cannot be started, the rest
-        stays."""
+        """Replace all replicas. If a new one cannot be started, the rest stays; and if the path is another one, those
+        that have it already are replaced, too, so that one name stands for one model."""
         before, self._path = self._path, path
-        new: Member | None = None
+        made: list[Member] = []
         try:
-            for one in old:
-                new = self._add()
-                await new.until_ready()
-                new = None
-                await self._retire(one)
-                progress["done"] += 1
+            await self._replace(old, made)
         except Exception as error:
             self._path = before
-            progress.update(state="failed", error=str(error) or type(error).__name__)
+            why = str(error) or type(error).__name__
             # An error that is none of ours is a fault, and its place is told, too.
             fault = None if isinstance(error, HeadraceError) else error
-            done = progress["done"]
-            _log.error("the update has ended with %d of %d replicas: %s", done, len(old), error, exc_info=fault)
-            if new is not None:
-                await self._retire(new)
+            _log.error("the update has ended with %d of %d replicas: %s", len(made), len(old), error, exc_info=fault)
+            progress.update(done=len(made), error=why)
+            if made and path != before:
+                progress["state"] = "taking back"
+                progress["error"] = f"{why}; {await self._take_back(made, before)}"
+            progress["state"] = "failed"
             return
         progress["state"] = "done"
         _log.warning("all %d replicas were replaced", len(old))
+
+    async def _replace(self, old: Sequence[Member], made: list[Member]) -> None:
+        """Start a new replica, then end an old one, one after another. `made` gets the new ones. Raises what a start
+        raises; that one is ended."""
+        for one in old:
+            new = self._add()
+            try:
+                await new.until_ready()
+            except Exception:
+                await self._retire(new)
+                raise
+            made.append(new)
+            await self._retire(one)
+            if self._progress is not None and self._progress["state"] == "running":
+                self._progress["done"] = len(made)
+
+    async def _take_back(self, made: Sequence[Member], before: Path) -> str:
+        """Replace those that an update has replaced by such with the path before it. Returns how that went."""
+        again: list[Member] = []
+        try:
+            await self._replace(made, again)
+        except Exception as error:
+            left = len(made) - len(again)
+            _log.error("%d replicas keep the new path: %s", left, error)
+            return f"{left} replicas keep the new path, because one with {before} did not start either: {error}"
+        _log.warning("the %d replicas that were replaced have %s again", len(made), before)
+        return f"the {len(made)} that were replaced have {before} again"
 
     async def _follow_load(self) -> None:
         assert self._roster is not None, "it was started"

@@ -55,6 +55,9 @@ def _success(row: RouteSpec) -> dict[str, Any]:
     content: dict[str, Any] = {row.media: {"schema": {"type": "string" if row.media == "text/plain" else "object"}}}
     if row.reply is not None:
         content = _json(row.reply)
+    if row.reply is not None and row.listed is not None:
+        forms = [_ref(row.reply), {"type": "array", "items": _ref(row.listed)}]
+        content = {"application/json": {"schema": {"anyOf": forms}}}
     description = "Success"
     if row.chunk is not None:
         content[row.stream_media] = {"schema": _ref(row.chunk)}
@@ -115,7 +118,8 @@ class OpenApiDocument:
         document = get_openapi(title=self._app.title, version=self._app.version, routes=routes)
         if prefix := self._app.state.context.root_path:
             document["servers"] = [{"url": prefix}]
-        structs = [one for row in self._rows for one in (row.request, row.reply, row.chunk) if one is not None]
+        named = [one for row in self._rows for one in (row.request, row.reply, row.chunk, row.listed)]
+        structs = [one for one in named if one is not None]
         _, components = msgspec.json.schema_components([*structs, *ERROR_REPLIES.values()], ref_template=_REF)
         document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         document["components"]["securitySchemes"] = {

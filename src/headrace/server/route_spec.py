@@ -28,6 +28,8 @@ class RouteSpec:
     reply: type | None = None
     chunk: type | None = None
     """The data of each event or line, if the answer can be streamed."""
+    listed: type | None = None
+    """The answer may also be a list of these, for the fields of another API."""
     media: str = "application/json"
     request_media: str = "application/json"
     stream_media: str = "text/event-stream"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -152,13 +153,14 @@ def _job(context: Context, pairs: Pairs, name: str, options: ScoreOptions) -> Sc
     return score_job(pairs, name, options, info, Encoders(tokenizer.encode, tokenizer.encode_plain))
 
 
-def _routes(function: Any, summary: str, request: type, reply: type, *paths: str) -> tuple[RouteSpec, ...]:
-    return tuple(RouteSpec("POST", path, function, summary, request, reply) for path in paths)
-
-
+_RERANK = RouteSpec(
+    "POST", "/v1/rerank", answer_rerank, "Order documents by a query", RerankRequest, RerankReply, listed=RankedText
+)
+_SCORE = RouteSpec("POST", "/v1/score", answer_score, "Score pairs of texts", ScoreRequest, ScoreReply)
 ROUTES = (
-    *_routes(answer_score, "Score pairs of texts", ScoreRequest, ScoreReply, "/v1/score", "/score"),
-    *_routes(
-        answer_rerank, "Order documents by a query", RerankRequest, RerankReply, "/v1/rerank", "/rerank", "/v2/rerank"
-    ),
+    _SCORE,
+    replace(_SCORE, path="/score"),
+    _RERANK,
+    replace(_RERANK, path="/rerank"),
+    replace(_RERANK, path="/v2/rerank"),
 )

@@ -7,6 +7,7 @@ JSON.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from fake_triton import FakeDriver, Launch, divisible
 from compile_report import code
 from compile_report.shipped import Recorded
 from headrace.kernels.attention.generate import generate as attention_inputs
+from headrace.kernels.ngram.generate import PlacedStep, draw_step
 from headrace.kernels.registry import binding
 from headrace.kernels.weight import Weight
 from headrace.platforms.accelerator.device import AcceleratorDevice
@@ -66,6 +68,14 @@ class Session:
         }
 
 
+def placed_steps(count: int) -> list[PlacedStep]:
+    """Of other numbers of sequences, tokens and rows, with as many drafts at most and blocks of one size."""
+    drawn = (draw_step(np.random.default_rng(seed), torch.device("cpu")) for seed in range(999))
+    fitting = (step for step in drawn if (step.most, step.block_size) == (5, 16) and len(step.batch.rows))
+    by_size = {len(step.lengths): step for step in itertools.islice(fitting, 20)}
+    return list(by_size.values())[:count]
+
+
 def intel_target(lanes: int) -> tuple[str, Any, int]:
     """For Intel's fork of triton, which uses the driver's properties as the chip's name and calls nothing else of the
     runtime."""
@@ -103,6 +113,12 @@ def main(vendor: str, folder: str) -> None:
     arguments = attention_inputs(np.random.default_rng(3), torch.device("cpu"), "bfloat16")
     session.call("attention", "attention", **arguments)
     session.call("attention again", "attention", **arguments)
+    for number, step in enumerate(placed_steps(3)):
+        given = {"batch": step.batch, "lengths": step.lengths, "history": step.history}
+        session.call(f"ngram {number}", "ngram", **given, most=step.most)
+        given |= {"drafts": torch.zeros(len(step.lengths), step.most, dtype=torch.int32)}
+        session.call(f"place {number}", "place", **given, position=step.position, size=step.block_size)
+        session.call(f"accept {number}", "accept", **given, tokens=step.batch.rows)
     device.close()
     print(json.dumps({"target": target, "calls": session.calls}))
 

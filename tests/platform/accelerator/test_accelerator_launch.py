@@ -74,6 +74,13 @@ def test_a_kernel_is_compiled_once_for_all_batches(session: dict[str, Any]) -> N
     for name, kernel in (("linear", "dense_kernel"), ("coded", "coded_kernel")):
         compiled = [session["calls"][f"{name} {rows}"]["compiled"] for rows in (3, 1, 40, 64)]
         assert compiled == [[kernel], [], [], []]
+    for name, kernels in (
+        ("ngram", ["match_kernel", "draft_kernel"]),
+        ("place", ["place_kernel"]),
+        ("accept", ["accept_kernel"]),
+    ):
+        compiled = [session["calls"][f"{name} {number}"]["compiled"] for number in range(3)]
+        assert compiled == [kernels, [], []]
 
 
 def test_type_and_alignment_make_another_form(session: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import Any
 
@@ -23,11 +23,23 @@ class Reference:
         return self._future
 
 
+class _Hidden:
+    """A reference to an object: its value does not show."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from ()
+        return self._value
+
+
 class _Method:
     def __init__(self, actor: FakeActor, name: str) -> None:
         self._actor, self._name = actor, name
 
     def remote(self, *arguments: Any) -> Reference:
+        self._actor.ray.asked.append(repr(arguments))
         return Reference(self._actor.call(self._name, arguments), asyncio.get_running_loop())
 
 
@@ -74,6 +86,10 @@ class FakeRay:
         self.room, self.refuse, self.shut_down = room, False, False
         self.actors: list[FakeActor] = []
         self.groups: list[FakeGroup] = []
+        self.kept: list[Any] = []
+        """Values of objects."""
+        self.asked: list[str] = []
+        """The arguments of all calls, as one may see them."""
         self.exceptions = ModuleType("ray.exceptions")
         self.exceptions.RayError = RayError  # type: ignore[attr-defined]
 
@@ -95,6 +111,10 @@ class FakeRay:
                 return ray.actors[-1]
 
         return _Kind({})
+
+    def put(self, value: Any) -> _Hidden:
+        self.kept.append(value)
+        return _Hidden(value)
 
     def kill(self, actor: FakeActor) -> None:
         actor.die()

@@ -96,6 +96,22 @@ def test_engines_of_this_machine_alone_listen_on_its_loopback(
     run(check())
 
 
+def test_the_engines_key_shows_in_no_call(ray: ray_fake.FakeRay) -> None:
+    async def check() -> None:
+        settings = config()
+        settings = settings.model_copy(update={"server": settings.server.model_copy(update={"api_key": "sk-inner"})})
+        seat = await RayLauncher(ray, settings, Path("model"), COMMAND).seat()
+        engine = await seat.start(Path("model"))
+        assert not any("sk-inner" in one for one in ray.asked)
+        assert ray.kept == ["sk-inner"]
+        reserved = ray.actors[0].held._reserved
+        assert reserved.config.server.api_key == "sk-inner", "its process gets it"
+        await engine.kill()
+        await seat.close()
+
+    run(check())
+
+
 def test_an_actor_that_dies_is_replaced_in_its_bundle(ray: ray_fake.FakeRay) -> None:
     async def check() -> None:
         async with running(ray, replicas=2) as (group, fleet):

@@ -17,7 +17,7 @@ from stub_engine import Stub
 from test_route_relay import run
 
 from headrace.config import ScaleConfig
-from headrace.errors import EngineDead, InvalidRequest
+from headrace.errors import EngineDead, InvalidRequest, PlatformError
 from headrace.route.fleet import Fleet
 from headrace.route.roster import Roster
 from headrace.route.router_app import RouterApp, RouterState
@@ -274,6 +274,32 @@ def test_an_update_that_cannot_start_changes_nothing(path: str) -> None:
             it.group.update(None)
             await until(lambda: it.group.summary()["update"]["state"] == "done")
             assert {one.path for one in it.running} == {MODEL}
+
+    run(check())
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_an_update_that_fails_half_way_is_taken_back(back: bool) -> None:
+    """Otherwise one name would stand for two models, of which a request gets either."""
+
+    def make(number: int, path: Path) -> Stub:
+        if number >= 4 and (path.name == "newer" or not back):
+            raise PlatformError("the device has no memory left")
+        return Stub()
+
+    async def check() -> None:
+        async with scaled(FakeLauncher(make), replicas=3) as it:
+            async with load(it, 2):
+                it.group.update("newer")
+                await until(lambda: it.group.summary()["update"]["state"] == "failed")
+                await until(lambda: len(it.group.members()) == 3 and it.ready == 3)
+            update = it.group.summary()["update"]
+            assert (update["done"], update["of"]) == (1, 3)
+            assert "the device has no memory left; " in update["error"]
+            assert ("the 1 that were replaced have model again" in update["error"]) == back
+            assert ("1 replicas keep the new path, because one with model did not" in update["error"]) != back
+            newer = [one for one in it.running if one.path == Path("newer")]
+            assert len(newer) == (0 if back else 1)
 
     run(check())
 

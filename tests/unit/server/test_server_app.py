@@ -348,3 +348,14 @@ def test_openapi_has_the_404_of_what_a_server_may_lack():
     served = serve_fake()
     assert get("/v1/engine/role", served).status_code == 404
     assert "404" in served.app.openapi()["paths"]["/v1/engine/role"]["get"]["responses"]
+
+
+def test_openapi_has_both_forms_of_ranked_texts():
+    """`texts` is the field of an API that answers with a list."""
+    document = serve_fake().app.openapi()
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        whole, listed = content["application/json"]["schema"]["anyOf"]
+        assert whole == {"$ref": "#/components/schemas/RerankReply"}
+        assert listed == {"type": "array", "items": {"$ref": "#/components/schemas/RankedText"}}
+    assert document["components"]["schemas"]["RankedText"]["required"] == ["index", "score"]
