@@ -20,7 +20,11 @@ from tiny_models import prompt as random_prompt
 
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config, ModelConfig, ParallelConfig
+from headrace.engine.head_passes import HeadPasses
+from headrace.engine.head_plans import HeadPass
+from headrace.errors import PlatformError
 from headrace.platforms.cpu.native import missing
+from headrace.platforms.interface import Pending
 from headrace.tokenization.tokenizer import load_tokenizer
 
 METHODS = ("eagle3", "mtp")
@@ -194,6 +198,38 @@ def test_requests_that_are_left_free_every_block(target: Path, method: str, monk
 
     asyncio.run(main())
     balanced(built)
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native kernels are not built")
+def test_a_pass_that_nothing_waits_for_may_fail(
+    target: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is found with a later round, and answers stay the same."""
+    built, calls, following = watch(monkeypatch), [0], HeadPasses.following
+
+    class Failed:
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> Any:
+            raise PlatformError("a kernel failed")
+
+    def failing(passes: HeadPasses, step: HeadPass, depth: int) -> Pending:
+        found, calls[0] = following(passes, step, depth), calls[0] + bool(built.engines)
+        return Failed() if calls[0] > 20 else found
+
+    monkeypatch.setattr(HeadPasses, "following", failing)
+
+    async def main() -> None:
+        async with engine(target, speculate=method_of("eagle3", target)) as client:
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+
+    asyncio.run(main())
+    head = built.engines[-1].head
+    assert head is not None
+    assert head.failures == 1
+    assert caplog.text.count("failed, and drafts no more: a kernel failed") == 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config import MTP
+from headrace.config import EAGLE3, MTP
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
-from headrace.kernels.registry import DRAFTING, ByReference, Missing
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, ByReference, Missing
 from headrace.options import make_config
 from headrace.plugins import PluginSet
 from headrace.speculation.loading import BUILT_IN, NEEDS, find_drafter, make
@@ -20,6 +20,8 @@ __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
 _BLOCKS = ("dflash", "dspark")
+_OVERLAPPING = {NgramDrafter.name: DRAFTING, EAGLE3: HEAD_DRAFTING, MTP: HEAD_DRAFTING}
+"""The operators with which steps of a method overlap."""
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
 
@@ -44,14 +46,16 @@ def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None)
     """Set `depth` of each method, the steps with drafts that are in flight at once, and `why`. `operators`: facts of
     the chosen platform."""
     forms = {} if operators is None else {one["name"]: one["implementation"] for one in operators["optional"]}
-    lacks = [spec.name for spec in DRAFTING if forms.get(spec.name, Missing.tag) in (ByReference.tag, Missing.tag)]
     for fact in facts:
-        if fact["name"] != NgramDrafter.name:
+        needed = _OVERLAPPING.get(fact["name"], ())
+        lacks = [spec.name for spec in needed if forms.get(spec.name, Missing.tag) in (ByReference.tag, Missing.tag)]
+        if not needed:
             fact["depth"], fact["why"] = 1, "drafts are made between two steps"
         elif lacks:
             fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
         else:
-            fact["depth"], fact["why"] = 2, "the device makes the drafts, without those of predictions"
+            alone = "" if fact["name"] == NgramDrafter.name else "on one rank, "
+            fact["depth"], fact["why"] = 2, f"{alone}the device makes the drafts, without those of predictions"
 
 
 def _about(chosen: str | None) -> str | None:

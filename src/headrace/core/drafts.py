@@ -43,6 +43,10 @@ class DraftRow(NamedTuple):
     ahead: int | None = None
     """None: all its tokens are committed. Otherwise the device makes the drafts, and launched steps may add up to so
     many tokens before them."""
+    uncertain: int = 0
+    """So many of those are drafts that may be wrong, one fewer token each."""
+    wrong: int = 0
+    """Earlier ones of such drafts that were wrong."""
 
 
 class DraftSource(Protocol):

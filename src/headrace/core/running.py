@@ -55,6 +55,7 @@ class RunningSequences:
         """Remove a sequence that has released its slot."""
         del self._by_id[seq.id]
         self._in_flight.pop(id(seq), None)
+        seq.wrong += seq.uncertain
         seq.uncertain = 0
         if seq in self._decoding:
             self._decoding.remove(seq)

@@ -87,6 +87,8 @@ class Sequence:
     """The number of positions whose keys and values committed steps have stored."""
     uncertain: int = 0
     """Drafts in launched steps, each of which adds a token or not."""
+    wrong: int = 0
+    """Drafts that the device has placed and that were wrong, or whose result does not count."""
     epoch: int = 0
     """Increases when results in flight become invalid."""
     hold: int = -1

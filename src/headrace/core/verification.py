@@ -88,6 +88,7 @@ class Verification:
             if chunk.length is not None:
                 self._slots.computed[seq.slot] -= chunk.planned - chunk.accepted
                 seq.uncertain -= chunk.planned
+                seq.wrong += chunk.planned - chunk.accepted
             elif chunk.drafts:
                 self._slots.computed[seq.slot] = chunk.end + chunk.accepted
         ours = [chunk for chunk in chunks if chunk.verifies]
@@ -108,7 +109,8 @@ class Verification:
         known = self._running.most_known(seq)
         most = self._room(seq, known, share)
         ahead = known - len(seq.tokens) if seq.placed else None
-        return DraftRow(seq.id, most, known + 1, seq.slot, self._cache.table[seq.slot, : seq.blocks], ahead)
+        table = self._cache.table[seq.slot, : seq.blocks]
+        return DraftRow(seq.id, most, known + 1, seq.slot, table, ahead, seq.uncertain, seq.wrong)
 
     def _room(self, seq: Sequence, known: int, most: int) -> int:
         """The number of drafts that a sequence may verify behind so many tokens; allocates the blocks for them, but

@@ -24,6 +24,8 @@ class RoundModel(Protocol):
     """Seconds that all rounds together have taken."""
     busy: float
     """Those in which the device worked on them."""
+    unwaited: float
+    """Seconds of rounds that nothing waited for."""
 
     def begin(self, request: Request) -> None:
         """Take up a sequence."""
@@ -70,7 +72,7 @@ class Drafting:
     ) -> None:
         """`predicted_only`: sequences have drafts only if their request predicts the output. `model`: the one that
         drafts, if any. `on_device`: the device makes the drafts of requests that predict nothing, by the method of the
-        speculator's drafter."""
+        speculator's drafter or with the head that is `model`."""
         self._speculator, self._predicted_only, self._model = speculator, predicted_only, model
         self._on_device = on_device
         self._gap = 0.0
@@ -90,7 +92,8 @@ class Drafting:
             MethodTotals(name, one.rounds, tuple(one.drafted_by_position), tuple(one.accepted_by_position))
             for name, one in counts
         ]
-        return SpeculationTotals(self._watch.seconds, tuple(methods))
+        unwaited = 0.0 if self._model is None else self._model.unwaited
+        return SpeculationTotals(self._watch.seconds + unwaited, tuple(methods))
 
     def begin(self, request: Request) -> bool:
         if self._predicted_only and not request.predicted:

@@ -22,6 +22,8 @@ class GuardedRounds:
         self.failures = 0
         self.wall = self.busy = 0.0
         """Seconds that all rounds together have taken, and in which the device worked on them."""
+        self.unwaited = 0.0
+        """Those of rounds that are launched and not waited for, as far as they can be foretold."""
         self._what, self._busy_seconds, self._clock = what, busy_seconds, clock
 
     def _guarded(self, count: int, work: Callable[[], ModelDrafts]) -> ModelDrafts:

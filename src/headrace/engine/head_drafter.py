@@ -4,6 +4,11 @@ A head computes nothing ahead: the features of all tokens are kept in the target
 entries that the head's own cache lacks, and then drafts, whatever cached prefixes, chunks and preemptions there were.
 Each sequence has blocks of its own in that cache, and what earlier rounds have computed of its known tokens stays
 right, because no known token changes.
+
+If the device places a sequence, its rounds are launched while steps before them are in flight, and nothing waits for
+them: the device moves the passes to where the last right token is, and the next step finds the drafts in its history of
+tokens. How many entries a round lacks is known but for the drafts in flight that are wrong. It computes as many as may
+be missing, and for each wrong draft one that is there.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -18,24 +24,28 @@ import numpy as np
 from headrace.core.drafts import DraftRow
 from headrace.engine.guarded_rounds import GuardedRounds
 from headrace.engine.head_passes import HeadPasses
-from headrace.engine.head_plans import Drafted, HeadPass, catch_up_pass, features_of, following_pass
+from headrace.engine.head_plans import Drafted, HeadPass, Span, catch_up_pass, following_pass, known_pass
 from headrace.platforms.interface import Pending
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
 from headrace.speculation.step_cost import StepCost
-from headrace.types import Request, SamplingParams
+from headrace.types import NO_TOKEN, Request, SamplingParams
 
 __all__ = ["HeadDrafter"]
 
 _KEPT = 9
 """Times of which the median counts."""
-_WARM_UP, _DRAFTS = (3, 3, 3, 3, 64, 64), 8
+_WARM_UP, _DRAFTS = (64, 64, 3, 3, 3, 3), 8
 """Tokens of the sequences that are drafted at the start, and drafts of each."""
+_LONG = 64
+"""Entries that take longer to compute than a round takes to launch."""
+_MEASURED, _UNKNOWN = 64, 4
+"""One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
 
 
 class HeadDrafter(GuardedRounds):
-    """A `speculation.model_speculator.DraftingModel`. `draft` waits for the device, while nothing of its sequences is
-    in flight in the target. If a round fails, the error is logged once and no more drafts are made; a lost device is
-    raised."""
+    """A `speculation.model_speculator.DraftingModel`. `draft` waits for the device, unless the device places all
+    sequences of the round; while it waits for others, nothing of these is in flight in the target. If a round fails,
+    the error is logged once and no more drafts are made; a lost device is raised."""
 
     def __init__(
         self,
@@ -61,6 +71,13 @@ class HeadDrafter(GuardedRounds):
         self._free = list(range(num_blocks - 1, 0, -1))
         self._sequences: dict[str, Drafted] = {}
         self._overheads: deque[float] = deque(maxlen=_KEPT)
+        self._first = int(zero_first and passes.places)
+        """The first entry of a round that is not like the others."""
+        self._unread = deque[Sequence[Pending]]()
+        """The results of rounds that nothing has waited for."""
+        self._rounds = 0
+        self._worked = 0.0
+        """Seconds of the latest round in which the device works, whether it is waited for or not."""
 
     @property
     def overhead(self) -> float:
@@ -82,10 +99,23 @@ class HeadDrafter(GuardedRounds):
             request = Request(name, prompt, SamplingParams(temperature=0.0))
             known = self._sequences[name] = Drafted(request, [], self._vocab)
             known.tokens, known.slot = list(known.request.prompt), 0
+            known.known = len(known.tokens)
             known.target_blocks = np.zeros(-(-len(known.tokens) // self._size), np.int32)
             if self.room(name) >= count:
+                self._keep_busy(known)
                 self._round([(name, count)])
             self.end(name)
+
+    def _keep_busy(self, seq: Drafted) -> None:
+        """If rounds are not waited for, their passes run one right behind the other. Launch a pass that takes longer
+        than the launches of a round, so that the round is measured like that."""
+        count = min(_LONG, self._longest - 2, self._most_tokens, len(self._free) * self._size)
+        if not self._passes.places or count < 1:
+            return
+        blocks = self._free[: -(-count // self._size)]
+        table = np.zeros(len(blocks), np.int32)
+        long = replace(seq, tokens=[0] * (count + 2), blocks=blocks, target_blocks=table)
+        self._passes.known(known_pass([Span(long, 0, count)], self._size, self._zero_first), timed=False)
 
     def begin(self, request: Request) -> None:
         """Take up a sequence."""
@@ -99,12 +129,11 @@ class HeadDrafter(GuardedRounds):
 
     def place(self, row: DraftRow) -> None:
         """Where a sequence of the next round is on the device."""
-        known = self._sequences[row.sequence]
-        known.slot, known.target_blocks = row.slot, row.blocks
+        self._sequences[row.sequence].place(row)
 
     def room(self, sequence: str) -> int:
         known = self._sequences[sequence]
-        if self.failures or known.entries < 1:
+        if self.failures or known.entries < 1 + self._first:
             return 0
         places = (len(known.blocks) + len(self._free)) * self._size
         return max(0, min(self._longest - len(known.tokens), places - known.entries + 1))
@@ -115,26 +144,41 @@ class HeadDrafter(GuardedRounds):
 
     def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         """Raises DeviceLost."""
-        return self._guarded(len(wanted), lambda: self._round(wanted))
+        busy, self._worked = self.busy, 0.0
+        made = self._guarded(len(wanted), lambda: self._round(wanted))
+        if self._passes.places:
+            # What the device has worked meanwhile may be for steps in flight.
+            self.busy = busy + self._worked
+        return made
 
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
-        rows = [(self._sequences[name], count) for name, count in wanted]
-        grown = [self._grow(seq, seq.entries + count - 1) for seq, count in rows]
+        self._check_finished()
+        rows = [(seq, self._allowed(seq, count)) for seq, count in ((self._sequences[name], n) for name, n in wanted)]
+        grown = [count > 0 and self._grow(seq, seq.known + count - 2) for seq, count in rows]
         caught_up = self._catch_up([seq for (seq, _), room in zip(rows, grown, strict=True) if room])
         start = self._clock()
         tokens: list[list[int]] = [[] for _ in wanted]
-        ready = [
-            at for at, (seq, _) in enumerate(rows) if grown[at] and seq.entries - seq.computed <= NEAR and seq.entries
-        ]
+        ready = [at for at, (seq, _) in enumerate(rows) if grown[at] and self._may_begin(seq)]
         # The sequences with most drafts come first, so that those of each pass are the first ones of the pass before.
         ready.sort(key=lambda at: -rows[at][1])
-        while ready and sum(rows[at][0].entries - rows[at][0].computed for at in ready) > self._most_tokens:
+        spans = {at: rows[at][0].missing() for at in ready}
+        while ready and sum(spans[at].stop - spans[at].start for at in ready) > self._most_tokens:
             ready.pop()
+        seconds = 0.0
         if ready:
-            found = self._drafts([rows[at] for at in ready], start)
+            found, seconds = self._drafts([rows[at] for at in ready], start)
             for at, drafted in zip(ready, found, strict=True):
                 tokens[at] = drafted
-        return ModelDrafts(tokens, self._clock() - start, [caught_up.get(seq.request.id, 0.0) for seq, _ in rows])
+        return ModelDrafts(tokens, seconds, [caught_up.get(seq.request.id, 0.0) for seq, _ in rows])
+
+    def _allowed(self, seq: Drafted, count: int) -> int:
+        """So many drafts that the next round has a place for its entries even if none of those in flight is right."""
+        return min(count, seq.known - seq.uncertain - self._first - 1) if seq.placed else count
+
+    def _may_begin(self, seq: Drafted) -> bool:
+        """No more entries are missing than a round computes, and their tokens can be found."""
+        span = seq.missing()
+        return seq.entries - seq.computed <= NEAR and span.start >= self._first + seq.uncertain
 
     def _grow(self, seq: Drafted, places: int) -> bool:
         """Give a sequence blocks for so many entries. False: there are not enough."""
@@ -148,36 +192,77 @@ class HeadDrafter(GuardedRounds):
     def _catch_up(self, seqs: Sequence[Drafted]) -> dict[str, float]:
         """Compute entries of sequences that have many, no more than one pass holds in all. Returns the seconds of
         each."""
-        budget, spans = self._most_tokens, list[tuple[Drafted, int, int]]()
+        budget, spans = self._most_tokens, list[Span]()
         for seq in seqs:
             behind = seq.entries - seq.computed
-            if behind > NEAR and budget > 0:
+            if (behind > NEAR or (behind > 1 and seq.computed < self._first)) and budget > 0:
                 count = min(budget, behind - 1)
                 budget -= count
-                spans.append((seq, seq.computed, seq.computed + count))
+                spans.append(Span(seq, seq.computed, seq.computed + count))
         if not spans:
             return {}
         start = self._clock()
-        step = catch_up_pass(spans, self._size, self._zero_first, samples=False)
-        self._passes.first(step, features_of(spans, self._size)).result()
+        step = known_pass(spans, self._size, self._zero_first)
+        *begun, done = self._passes.known(step, self._passes.places)
+        for result in begun:
+            result.result()
+            start = self._clock()
+        done.result()
         seconds = self._clock() - start
         self._observe(step, seconds)
         for seq, _, stop in spans:
-            seq.computed = stop
+            seq.caught_up(stop)
+        self._count(seconds, waited=True)
         each = seconds / step.plan.num_tokens
         return {seq.request.id: each * (stop - first) for seq, first, stop in spans}
 
-    def _drafts(self, rows: Sequence[tuple[Drafted, int]], start: float) -> list[list[int]]:
-        """The drafts of sequences, those with most first. All passes are launched before the first result is read."""
-        spans = [(seq, seq.computed, seq.entries) for seq, _ in rows]
-        steps = [catch_up_pass(spans, self._size, self._zero_first, samples=True)]
-        pending: list[Pending] = [self._passes.first(steps[0], features_of(spans, self._size))]
-        for depth in range(1, rows[0][1]):
-            seqs = [seq for seq, count in rows if count > depth]
-            steps.append(following_pass(seqs, depth, self._size))
+    def _drafts(self, rows: Sequence[tuple[Drafted, int]], start: float) -> tuple[list[list[int]], float]:
+        """The drafts of sequences, those with most first, and their seconds. All passes are launched before the first
+        result is read; that of a placed sequence is not needed."""
+        spans = [seq.begin_round() for seq, _ in rows]
+        sizes = [sum(span.stop - span.start for span in spans)]
+        sizes += [sum(count > depth for _, count in rows) for depth in range(1, rows[0][1])]
+        timed = not all(seq.placed for seq, _ in rows) or self._measures(sizes)
+        steps = [catch_up_pass(spans, self._size, self._zero_first)]
+        *begun, first = self._passes.first(steps[0], timed and self._passes.places)
+        pending = [first]
+        for depth, size in enumerate(sizes[1:], 1):
+            steps.append(following_pass([seq for seq, _ in rows[:size]], depth, self._size))
             pending.append(self._passes.following(steps[-1], depth))
-            if depth == 1:
+            if depth == 1 and not self._passes.places:
                 self._overheads.append(self._clock() - start)
+        if timed:
+            for result in begun:
+                result.result()
+                start = self._clock()
+            found = self._read(rows, steps, pending)
+            seconds = self._clock() - start
+        else:
+            found = [[] for _ in rows]
+            self._unread.append(pending)
+            seconds = sum(self.cost.seconds(step.plan.num_tokens, step.context) for step in steps)
+            self.unwaited += seconds
+        self._count(seconds, timed)
+        drafts = [[NO_TOKEN] * count if seq.placed else own for own, (seq, count) in zip(found, rows, strict=True)]
+        return drafts, seconds
+
+    def _count(self, seconds: float, waited: bool) -> None:
+        """Without a counter, the time of a step is that since the end of the one before it or since its launch, which
+        comes after what is waited for."""
+        if self._busy_seconds is not None or not waited:
+            self._worked += seconds
+
+    def _measures(self, sizes: Sequence[int]) -> bool:
+        """Whether to wait for a round that need not be waited for, because the times of its passes must be known.
+        `sizes`: their numbers of entries."""
+        self._rounds += 1
+        known = all(map(self.cost.known, sizes))
+        return self._rounds % (_MEASURED if known else _UNKNOWN) == 0
+
+    def _read(
+        self, rows: Sequence[tuple[Drafted, int]], steps: Sequence[HeadPass], pending: Sequence[Pending]
+    ) -> list[list[int]]:
+        """Wait for the drafts of a round, and learn the times of its passes."""
         last, found = self._clock(), list[list[int]]([[] for _ in rows])
         for step, result in zip(steps, pending, strict=True):
             for own, token in zip(found, result.result().tolist(), strict=False):
@@ -185,13 +270,16 @@ class HeadDrafter(GuardedRounds):
             now = self._clock()
             self._observe(step, now - last)
             last = now
-        for seq, _ in rows:
-            seq.computed = seq.entries
         return [_until_none(own[:count]) for own, (_, count) in zip(found, rows, strict=True)]
 
+    def _check_finished(self) -> None:
+        """Raises what has failed in a round that nothing waited for."""
+        while self._unread and all(result.done() for result in self._unread[0]):
+            for result in self._unread.popleft():
+                result.result()
+
     def _observe(self, step: HeadPass, seconds: float) -> None:
-        plan = step.plan
-        self.cost.observe(plan.num_tokens, int(plan.positions.sum()) + plan.num_tokens, seconds)
+        self.cost.observe(step.plan.num_tokens, step.context, seconds)
 
 
 def _until_none(tokens: list[int]) -> list[int]:

@@ -3,6 +3,9 @@
 The first pass of a round computes the entries whose tokens are known and drafts one token for each sequence. Each
 following pass computes one entry a sequence, out of the hidden state and the token of the pass before, which never
 leave the device. Every depth has its own executable, so that a recorded one always reads the same buffer.
+
+If the device places sequences, every pass moves its rows to where the device knows them to be. The drafts are then in
+the history, behind the known tokens, for the step that verifies them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy.typing as npt
 from headrace.engine.head_plans import HeadPass
 from headrace.engine.runner import Runner
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of
-from headrace.kernels.ops import OptionalOps
+from headrace.kernels.ops import Batch, OptionalOps
 from headrace.models.draft_heads import DraftHead
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.types import Bucket, KVLayout
@@ -25,6 +28,8 @@ from headrace.types import Bucket, KVLayout
 __all__ = ["HeadPasses"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+_READ, _GIVEN = -2, -1
+"""In place of a depth: reads features; computes entries whose tokens the plan has, without those of the history."""
 
 
 class HeadPasses:
@@ -42,21 +47,26 @@ class HeadPasses:
         """`feature`: the layer of the target's cache that keeps features, and their width. Raises OutOfMemory."""
         self._device, self._runner, self._head = device, runner, head
         self._layer, self._width = feature
+        self.places = runner.config.head_drafts
+        """The device moves the rows of sequences that it places."""
         self._static = device.capabilities().static_shapes
         self._carry = not device.capabilities().in_place_kv
         self._kv: KV = device.alloc_kv(layout, num_blocks)
+        self._size = layout.block_size
         self._blocks = -(-runner.config.max_model_len // layout.block_size)
         self._executables: dict[tuple[int, Bucket], Executable] = {}
         self._hidden: Tensor = None
         self._rows = 0
         """The padded rows of the pass before."""
 
-    def first(self, step: HeadPass, places: npt.NDArray[np.int32]) -> Pending:
-        """Launch the pass of known entries, whose features are at `places`. The result holds a token per sequence."""
-        bucket = self._sized(self._runner.bucket(step.plan))
-        reading = {**batch_arrays(step.plan), "slot_mapping": places}
-        features = self._runner.read(self._executable(-1, bucket), self._put(reading, bucket))["features"]
-        return self._launch(step, 0, bucket, features)
+    def known(self, step: HeadPass, timed: bool) -> list[Pending]:
+        """Launch a pass of entries whose tokens the plan has. The last result comes at its end; `timed`: another one
+        when it begins."""
+        return self._first(step, _GIVEN, timed)
+
+    def first(self, step: HeadPass, timed: bool) -> list[Pending]:
+        """The same for the pass that begins a round. Its result holds a token per sequence."""
+        return self._first(step, 0 if self.places else _GIVEN, timed)
 
     def following(self, step: HeadPass, depth: int) -> Pending:
         """Launch the pass after `depth` drafts. Its sequences are the first ones of the pass before."""
@@ -64,11 +74,22 @@ class HeadPasses:
         rows = self._rows if self._static else bucket.rows
         return self._launch(step, depth, replace(bucket, tokens=rows, seqs=rows, rows=rows), self._hidden)
 
+    def _first(self, step: HeadPass, depth: int, timed: bool) -> list[Pending]:
+        bucket = self._sized(self._runner.bucket(step.plan))
+        reading = {**batch_arrays(step.plan), "slot_mapping": step.places}
+        if self.places:
+            reading |= {"block_tables": step.tables, "bounds": step.bounds, "position": step.plan.sampling.position}
+        inputs = self._put(reading, bucket)
+        features = self._runner.read(self._executable(_READ, bucket), inputs, self.places)["features"]
+        begun = [self._device.get(features)] if timed else []
+        return [*begun, self._launch(step, depth, bucket, features)]
+
     def _sized(self, bucket: Bucket) -> Bucket:
         return replace(bucket, blocks=self._blocks)
 
     def _launch(self, step: HeadPass, depth: int, bucket: Bucket, features: Tensor) -> Pending:
-        arrays = {**plan_arrays(step.plan, self._runner.config.vocab_size), "token_positions": step.token_positions}
+        where = {"bounds": step.bounds} if self.places else {"token_positions": step.token_positions}
+        arrays = {**plan_arrays(step.plan, self._runner.config.vocab_size), **where}
         inputs = {**self._put(arrays, bucket), "features": features}
         self._kv, outputs = self._runner.run_beside(self._executable(depth, bucket), self._kv, inputs)
         self._hidden, self._rows = outputs["hidden"], bucket.rows
@@ -82,28 +103,43 @@ class HeadPasses:
     def _executable(self, depth: int, bucket: Bucket) -> Executable:
         found = self._executables.get((depth, bucket))
         if found is None:
-            function = self._read if depth < 0 else self._step_fn(depth)
+            function = self._read if depth == _READ else self._step_fn(depth)
             found = self._executables[depth, bucket] = self._device.compile(function, bucket)
         return found
 
     def _read(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-        ops = cast(OptionalOps, self._head.ops)
-        return kv, {"features": ops.load_features(batch_of(inputs), kv, self._layer, self._width)}
+        batch, _, _ = self._moved(inputs)
+        features = cast(OptionalOps, self._head.ops).load_features(batch, kv, self._layer, self._width)
+        return kv, {"features": features, **(self._history(inputs) if self.places else {})}
 
     def _step_fn(self, depth: int) -> StepFn:
-        head, carry = self._head, self._carry
+        head = self._head
 
         def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-            batch, features = batch_of(inputs), inputs["features"]
-            ids = batch.token_ids
-            if depth:
-                written = replace(batch, positions=inputs["token_positions"])
-                ids = head.ops.resolve_tokens(written, inputs["history"])
+            batch, after, position = self._moved(inputs)
+            features, ids = inputs["features"], batch.token_ids
+            if depth != _GIVEN:
+                ids = head.ops.resolve_tokens(replace(batch, positions=after), inputs["history"])
+            if depth > 0:
                 # The pass before may have had more rows; here each token is a row.
                 features = cast(OptionalOps, head.ops).take_rows(features, batch)
             found = head.forward(batch, kv, ids, features)
-            out = head.ops.sample(found.logits, sample_inputs_of(inputs), batch, -1)
-            history = {"history": inputs["history"]} if carry else {}
-            return kv, {"tokens": out.tokens, "hidden": found.hidden, **history}
+            sampling = sample_inputs_of({**inputs, "position": position})
+            out = head.ops.sample(found.logits, sampling, batch, -1)
+            return kv, {"tokens": out.tokens, "hidden": found.hidden, **self._history(inputs)}
 
         return step
+
+    def _moved(self, inputs: Mapping[str, Tensor]) -> tuple[Batch, Tensor, Tensor]:
+        """The batch where the device knows its rows to be, the places of the tokens of its embeddings, and those of
+        the samples."""
+        batch = batch_of(inputs)
+        if not self.places:
+            return batch, inputs.get("token_positions"), inputs.get("position")
+        own = cast(OptionalOps, self._head.ops)
+        found = own.shift(batch, inputs["bounds"], inputs["position"], inputs["history"], self._size)
+        moved = {name: getattr(found, name) for name in ("positions", "slot_mapping", "context_lens")}
+        return replace(batch, **moved), found.next_positions, found.position
+
+    def _history(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"history": inputs["history"]} if self._carry else {}

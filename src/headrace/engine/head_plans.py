@@ -1,20 +1,26 @@
-"""Plans of a draft head's passes: which entries of which sequences, and how their last rows are sampled."""
+"""Plans of a draft head's passes: which entries of which sequences, and how their last rows are sampled.
+
+A sequence that the device places has a round before it is known how many drafts in flight are right. Its plan has upper
+bounds of all positions, for the most tokens that it may have, and the device lowers them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.core.constraints import Constraints, gather
+from headrace.core.drafts import DraftRow
 from headrace.core.sequence import stop_ids
 from headrace.core.slots import SEED_BITS
 from headrace.sampling import DEVICE_ROWS
-from headrace.types import NO_TOKEN, Request, SamplingBatch, StepPlan
+from headrace.types import GIVEN, NO_TOKEN, Request, SamplingBatch, StepPlan
 
-__all__ = ["Drafted", "HeadPass", "catch_up_pass", "features_of", "following_pass"]
+__all__ = ["Drafted", "HeadPass", "Span", "catch_up_pass", "following_pass", "known_pass"]
 
 Ints = npt.NDArray[np.int32]
 _NO_INTS: Ints = np.zeros(0, np.int32)
@@ -35,6 +41,17 @@ class Drafted:
     """Its row of the token history."""
     target_blocks: Ints = field(default_factory=lambda: _NO_INTS)
     """Its block table in the target's cache, which holds its features."""
+    known: int = 0
+    """The number of its tokens at the next round; if it is placed, at most."""
+    placed: bool = False
+    """The device knows how many tokens it has, and which."""
+    uncertain: int = 0
+    """It may have so many tokens fewer than `known`."""
+    wrong: int = 0
+    """Drafts that the device has placed and that were wrong."""
+    reach: int = 1
+    """`known + wrong` at the last round, or what it would have been with `computed` entries: what it has grown since
+    then is how many entries are missing at most."""
     constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +64,37 @@ class Drafted:
         """The entries whose token is known: one fewer than tokens."""
         return len(self.tokens) - 1
 
+    def place(self, row: DraftRow) -> None:
+        """Where it is on the device at the next round."""
+        self.slot, self.target_blocks, self.known = row.slot, row.blocks, row.context - 1
+        self.placed, self.uncertain, self.wrong = row.ahead is not None, row.uncertain, row.wrong
+
+    def caught_up(self, stop: int) -> None:
+        """The entries before `stop` are right."""
+        self.computed, self.reach = stop, stop + 1 + self.wrong
+
+    def begin_round(self) -> Span:
+        """The entries that are missing, at most; at least one. They are counted as computed from now on, as far as
+        their tokens are committed."""
+        span = self.missing()
+        self.computed, self.reach = self.entries, self.known + self.wrong
+        return span
+
+    def missing(self) -> Span:
+        start, stop = self.computed, self.known - 1
+        if self.placed:
+            # Where places are exact, it is known too what is computed.
+            start = max(self.reach - 1 - self.wrong, 0 if self.uncertain else start)
+        return Span(self, min(start, stop - 1), stop)
+
+
+class Span(NamedTuple):
+    """Entries start:stop of a sequence."""
+
+    seq: Drafted
+    start: int
+    stop: int
+
 
 @dataclass(frozen=True, slots=True)
 class HeadPass:
@@ -54,69 +102,101 @@ class HeadPass:
 
     plan: StepPlan
     token_positions: Ints
+    bounds: Ints
+    """[S]: the number of known tokens for which positions are planned, where the device may know fewer; or GIVEN."""
+    places: Ints = field(default_factory=lambda: _NO_INTS)
+    """[T]: those of the features in the target's cache; none if the pass reads none."""
+    tables: Ints = field(default_factory=lambda: _NO_INTS)
+    """[S, B]: the block tables there."""
+
+    @property
+    def context(self) -> int:
+        """The tokens that its tokens attend to, in total."""
+        return int(self.plan.positions.sum()) + self.plan.num_tokens
 
 
-def features_of(seqs: Sequence[tuple[Drafted, int, int]], block_size: int) -> Ints:
-    """The places in the target's cache of the features of entries start:stop of each sequence."""
-    return _joined([_places(seq.target_blocks, start, stop, block_size) for seq, start, stop in seqs])
+def catch_up_pass(spans: Sequence[Span], block_size: int, zero_first: bool) -> HeadPass:
+    """The entries of each sequence; drafts a token after the last one."""
+    # The device has the tokens of a placed sequence in its history.
+    tokens = [
+        np.full(span.stop - span.start, NO_TOKEN, np.int32) if span.seq.placed else _committed(span, zero_first)
+        for span in spans
+    ]
+    return _reading(_pass(spans, tokens, [NO_TOKEN] * len(spans), block_size), spans, block_size)
 
 
-def catch_up_pass(
-    seqs: Sequence[tuple[Drafted, int, int]], block_size: int, zero_first: bool, samples: bool
-) -> HeadPass:
-    """Entries start:stop of each sequence, whose tokens are known. `samples`: draft a token after the last one of each;
-    otherwise the token that follows is scored, so that the pass has a result."""
-    tokens = [np.array(seq.tokens[start + 1 : stop + 1], np.int32) for seq, start, stop in seqs]
-    for (_, start, _), own in zip(seqs, tokens, strict=True):
-        if zero_first and start == 0:
-            own[0] = -1
-    targets = [NO_TOKEN if samples else seq.tokens[stop + 1] for seq, _, stop in seqs]
-    return _pass(seqs, _joined(tokens), np.array(targets, np.int32), block_size)
+def known_pass(spans: Sequence[Span], block_size: int, zero_first: bool) -> HeadPass:
+    """Entries whose tokens are committed, and the token after them. That one is scored, so that the pass has a
+    result."""
+    targets = [span.seq.tokens[span.stop + 1] for span in spans]
+    step = _pass(spans, [_committed(span, zero_first) for span in spans], targets, block_size, exact=True)
+    return _reading(step, spans, block_size)
 
 
 def following_pass(seqs: Sequence[Drafted], depth: int, block_size: int) -> HeadPass:
     """The entry of each sequence after `depth` drafts, whose token the device has."""
-    spans = [(seq, seq.entries + depth - 1, seq.entries + depth) for seq in seqs]
-    unknown = np.full(len(seqs), NO_TOKEN, np.int32)
-    return _pass(spans, unknown, unknown, block_size)
+    spans = [Span(seq, seq.known + depth - 2, seq.known + depth - 1) for seq in seqs]
+    return _pass(spans, [np.full(1, NO_TOKEN, np.int32)] * len(seqs), [NO_TOKEN] * len(seqs), block_size)
 
 
-def _pass(seqs: Sequence[tuple[Drafted, int, int]], tokens: Ints, targets: Ints, block_size: int) -> HeadPass:
-    positions = _joined([np.arange(start, stop, dtype=np.int32) for _, start, stop in seqs])
-    counts = np.array([stop - start for _, start, stop in seqs], np.int32)
-    ends = np.cumsum(counts, dtype=np.int32)
-    stops = np.array([stop for *_, stop in seqs], np.int32)
-    longest = max((len(seq.blocks) for seq, *_ in seqs), default=1)
-    tables = np.zeros((len(seqs), longest), np.int32)
-    for row, (seq, *_) in enumerate(seqs):
-        tables[row, : len(seq.blocks)] = seq.blocks
+def _committed(span: Span, zero_first: bool) -> Ints:
+    """The tokens of the embeddings."""
+    tokens = np.array(span.seq.tokens[span.start + 1 : span.stop + 1], np.int32)
+    if zero_first and span.start == 0:
+        tokens[0] = -1
+    return tokens
+
+
+def _pass(
+    spans: Sequence[Span], tokens: Sequence[Ints], targets: Sequence[int], block_size: int, exact: bool = False
+) -> HeadPass:
+    """`exact`: the positions are no bounds."""
+    seqs = [span.seq for span in spans]
+    positions = _joined([np.arange(start, stop, dtype=np.int32) for _, start, stop in spans])
+    ends = np.cumsum([span.stop - span.start for span in spans], dtype=np.int32)
+    stops = np.array([span.stop for span in spans], np.int32)
+    tables = _tables([seq.blocks for seq in seqs])
     plan = StepPlan(
         step=-1,
-        token_ids=tokens,
+        token_ids=_joined(tokens),
         positions=positions,
-        slot_mapping=_joined(
-            [_places(np.array(s.blocks, np.int32), start, stop, block_size) for s, start, stop in seqs]
-        ),
+        slot_mapping=_joined([_places(table, span, block_size) for table, span in zip(tables, spans, strict=True)]),
         query_start=np.concatenate([np.zeros(1, np.int32), ends]),
         context_lens=stops,
         block_tables=tables,
-        slots=np.array([seq.slot for seq, *_ in seqs], np.int32),
+        slots=np.array([seq.slot for seq in seqs], np.int32),
         rows=ends - 1,
         row_seq=np.arange(len(seqs), dtype=np.int32),
-        row_target=targets,
-        prompt_lens=np.array([len(seq.request.prompt) for seq, *_ in seqs], np.int32),
-        sampling=_sampling([seq for seq, *_ in seqs], stops + 1),
+        row_target=np.array(targets, np.int32),
+        prompt_lens=np.array([len(seq.request.prompt) for seq in seqs], np.int32),
+        sampling=_sampling(seqs, stops + 1),
         copies=np.zeros((0, 2), np.int32),
         history_slots=_NO_INTS,
         history_positions=_NO_INTS,
         history_tokens=_NO_INTS,
     )
-    return HeadPass(plan, positions + 1)
+    bounds = np.array([GIVEN if exact or not seq.uncertain else seq.known for seq in seqs], np.int32)
+    return HeadPass(plan, positions + 1, bounds)
 
 
-def _places(blocks: Ints, start: int, stop: int, block_size: int) -> Ints:
-    where = np.arange(start, stop, dtype=np.int32)
-    found: Ints = blocks[where // block_size] * block_size + where % block_size
+def _reading(step: HeadPass, spans: Sequence[Span], block_size: int) -> HeadPass:
+    """The pass with the places of its features."""
+    tables = _tables([span.seq.target_blocks for span in spans])
+    places = [_places(table, span, block_size) for table, span in zip(tables, spans, strict=True)]
+    return replace(step, places=_joined(places), tables=tables)
+
+
+def _tables(blocks: Sequence[Sequence[int] | Ints]) -> Ints:
+    """[S, B]; unused entries are 0."""
+    tables = np.zeros((len(blocks), max(map(len, blocks), default=1)), np.int32)
+    for row, own in enumerate(blocks):
+        tables[row, : len(own)] = own
+    return tables
+
+
+def _places(table: Ints, span: Span, block_size: int) -> Ints:
+    where = np.arange(span.start, span.stop, dtype=np.int32)
+    found: Ints = table[where // block_size] * block_size + where % block_size
     return found.astype(np.int32)
 
 

@@ -1,7 +1,8 @@
 """The parts of a step that place sequences: drafts before the forward pass, their count after sampling.
 
 Such a step needs nothing from the host that an earlier step has not produced: the device knows how many drafts of that
-step were right, finds the next ones in its history of tokens, and puts their rows at the positions behind.
+step were right, finds the next ones in its history of tokens, and puts their rows at the positions behind. Those of a
+head were written there by its passes, which run between the two steps.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from headrace.kernels.ops import Ops, OptionalOps
 __all__ = ["count_drafts", "place_drafts"]
 
 
-def place_drafts(ops: Ops, inputs: Mapping[str, Any], most: int, block_size: int) -> dict[str, Any]:
+def place_drafts(ops: Ops, inputs: Mapping[str, Any], most: int, block_size: int, of_head: bool) -> dict[str, Any]:
     """`drafts`, and the inputs that change with them; empty if the step places no sequence."""
     if "lengths" not in inputs:
         return {}
     own, batch, lengths, history = cast(OptionalOps, ops), batch_of(inputs), inputs["lengths"], inputs["history"]
-    drafts = own.ngram(batch, lengths, history, most)
+    drafts = (own.read_drafts if of_head else own.ngram)(batch, lengths, history, most)
     return {"drafts": drafts, **own.place(batch, lengths, drafts, inputs["position"], history, block_size)._asdict()}
 
 

@@ -13,7 +13,7 @@ from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.checkpoints.packed.cache import PackedCache, open_cache
 from headrace.checkpoints.packing import Packing
 from headrace.checkpoints.quantizing import quantizing
-from headrace.config import Config
+from headrace.config import EAGLE3, MTP, Config
 from headrace.engine.block_identity import moves_blocks, rank_block_bytes
 from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
@@ -22,7 +22,7 @@ from headrace.engine.stage_runner import StageRunner
 from headrace.engine.stages import connect_stages, shard_of
 from headrace.errors import PlatformError
 from headrace.kernels.ops import Ops
-from headrace.kernels.registry import DRAFTING, bind
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, bind
 from headrace.models.assemble import Finish
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.features import Tap
@@ -168,7 +168,7 @@ def load_rank(
         cache = None
         local = local_config(checkpoint.decoder_config, shard)
         model = Decoder(local, ops, kept, sizes.max_model_len, group, links=links)
-    sized = _runner_config(checkpoint, shard, sizes, drafts_of(config, device))
+    sized = _runner_config(config, checkpoint, shard, sizes, drafts_of(config, device))
     if source is not None:
         _load_source(source, checkpoint, device, ops, model)
         layers = sized.layout.layers
@@ -245,12 +245,22 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def drafts_of(config: Config, device: Device) -> int:
-    """The most drafts that the device makes for a sequence; 0 if the host makes them, or none are made."""
-    able = config.parallel.pipeline_parallel_size == 1 and all(device.op(spec) is not None for spec in DRAFTING)
-    return MOST_DRAFTS if config.scheduler.speculate == NgramDrafter.name and able else 0
+    """The most drafts that the device makes for a sequence; 0 if the host makes them or waits for them, or none are
+    made."""
+    of_head, parallel = _by_head(config), config.parallel
+    if not of_head and config.scheduler.speculate != NgramDrafter.name:
+        return 0
+    # Rank 0 alone has the head: the histories of other ranks have no drafts.
+    able = parallel.pipeline_parallel_size == 1 and not (of_head and parallel.tensor_parallel_size > 1)
+    needed = HEAD_DRAFTING if of_head else DRAFTING
+    return MOST_DRAFTS if able and all(device.op(spec) is not None for spec in needed) else 0
 
 
-def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: int) -> RunnerConfig:
+def _by_head(config: Config) -> bool:
+    return (config.scheduler.speculate or "").partition(":")[0] in (EAGLE3, MTP)
+
+
+def _runner_config(config: Config, checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: int) -> RunnerConfig:
     facts = checkpoint.facts(shard)
     return RunnerConfig(
         layout=KVLayout(facts.layers, sizes.block_size, sizes.kv_dtype),
@@ -260,4 +270,5 @@ def _runner_config(checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: i
         max_model_len=sizes.max_model_len,
         vocab_size=facts.vocab_size,
         drafts=drafts,
+        head_drafts=drafts > 0 and _by_head(config),
     )

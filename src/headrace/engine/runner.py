@@ -52,6 +52,8 @@ class RunnerConfig:
     vocab_size: int
     drafts: int = 0
     """The most drafts of a sequence that the device makes; 0: plans have no `lengths`."""
+    head_drafts: bool = False
+    """They are those of a head, whose passes write them to the history; otherwise `ngram` finds them."""
 
 
 class _Nothing:
@@ -178,9 +180,13 @@ class Runner:
         sample = partial(self._sample, plan, bucket, inputs, hidden)
         return LaunchedStep(plan, outputs, sample, lambda: self._failed(made), parts)
 
-    def read(self, executable: Executable, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def read(
+        self, executable: Executable, inputs: Mapping[str, Tensor], with_history: bool = False
+    ) -> Mapping[str, Tensor]:
         """Launch a drafter's executable on this cache, after all earlier steps. Raises PlatformError."""
-        self._kv, outputs = executable(self._kv, inputs)
+        history = {"history": self._history} if with_history else {}
+        self._kv, outputs = executable(self._kv, {**inputs, **history})
+        self._history = outputs.get("history", self._history)
         return outputs
 
     def block_bytes(self) -> int:
@@ -305,7 +311,8 @@ class Runner:
             return kv, {"tokens": tokens, **history_of(inputs)}
 
         def forward(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-            placed = place_drafts(self._ops, inputs, self.config.drafts, self.config.layout.block_size)
+            config = self.config
+            placed = place_drafts(self._ops, inputs, config.drafts, config.layout.block_size, config.head_drafts)
             found: dict[str, Tensor] = {name: placed[name] for name in ("drafts", "position") if name in placed}
             batch = batch_of({**inputs, **placed})
             if hidden:

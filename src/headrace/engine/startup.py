@@ -237,7 +237,7 @@ def _drafting(
     if blocks is not None:
         return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
     if head is not None:
-        return Drafting(ModelSpeculator(head, head.method), model=head)
+        return Drafting(ModelSpeculator(head, head.method), model=head, on_device=on_device)
     drafter = GuardedDrafter(make_drafter(_method(config)))
     return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
 

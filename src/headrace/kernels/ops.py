@@ -15,7 +15,7 @@ import torch
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.weight import Weight
 
-__all__ = ["Batch", "Ops", "OptionalOps", "Placed", "SampleInputs", "SampleOutputs"]
+__all__ = ["Batch", "Ops", "OptionalOps", "Placed", "SampleInputs", "SampleOutputs", "Shifted"]
 
 Tensor = torch.Tensor
 
@@ -93,6 +93,17 @@ class Placed(NamedTuple):
 
     token_ids: Tensor
     positions: Tensor
+    slot_mapping: Tensor
+    context_lens: Tensor
+    position: Tensor
+
+
+class Shifted(NamedTuple):
+    """The same of a drafter's pass, whose tokens stand elsewhere."""
+
+    positions: Tensor
+    next_positions: Tensor
+    """One more than `positions`."""
     slot_mapping: Tensor
     context_lens: Tensor
     position: Tensor
@@ -294,6 +305,17 @@ class OptionalOps(Protocol):
 
         The drafts that are what was sampled count, up to the first other one, and the token after them. The first
         number is added to history[slot, -1]; the sampler has written the tokens to the history.
+        """
+
+    def read_drafts(self, batch: Batch, lengths: Tensor, history: Tensor, most: int) -> Tensor:
+        """int32 [S, most]: as `ngram`, but the drafts are what the history holds behind the known tokens, where passes
+        of a drafter have written them: one fewer than the sequence has tokens, up to the first negative one."""
+
+    def shift(self, batch: Batch, bounds: Tensor, position: Tensor, history: Tensor, size: int) -> Shifted:
+        """Inputs of a drafter's pass with the rows of sequences with `bounds` [S] of 0 or more at their true positions.
+
+        A bound is the number of known tokens that the pass was planned for, and history[slot, -1] the true one: all
+        positions are lower by the difference, and never below 0. GIVEN: they are right. `batch` is as for `place`.
         """
 
     def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:

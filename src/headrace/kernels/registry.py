@@ -30,11 +30,13 @@ from headrace.kernels import (
     ngram,
     own_experts,
     place,
+    read_drafts,
     resolve_tokens,
     rms_norm,
     rotary_cache,
     sample,
     scatter_blocks,
+    shift,
     store_features,
     take_rows,
     widen_logits,
@@ -47,6 +49,7 @@ from headrace.types import QUANT_FORMATS, Capabilities
 
 __all__ = [
     "DRAFTING",
+    "HEAD_DRAFTING",
     "OPS",
     "OPTIONAL",
     "Binding",
@@ -76,6 +79,7 @@ _FOLDERS = (
 OPS: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _FOLDERS)
 """Every operator that any model may call, in the order in which a step calls them."""
 _DRAFTING: tuple[Any, ...] = (ngram, place, accept)
+_HEAD_DRAFTING: tuple[Any, ...] = (read_drafts, shift)
 _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     gated_linear,
     moe,
@@ -94,12 +98,16 @@ _OPTIONAL_FOLDERS: tuple[Any, ...] = (
     scatter_blocks,
     named_logprobs,
     *_DRAFTING,
+    *_HEAD_DRAFTING,
 )
 OPTIONAL: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _OPTIONAL_FOLDERS)
 """Operators that only some architectures, drafters, tiers or requests call, or that fuse several. A device declares one
 by having a form of it; if it has none, a composition of other operators is used, or the reference."""
 DRAFTING: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in _DRAFTING)
 """Those with which a device drafts and verifies by itself. If it lacks one, the host drafts, between two steps."""
+HEAD_DRAFTING: tuple[OpSpec, ...] = tuple(folder.SPEC for folder in (place, accept, *_HEAD_DRAFTING))
+"""Those with which it verifies the drafts of a head by itself. If it lacks one, the host reads them, between two steps.
+"""
 _DEFAULT_REASON, _OWN_REASON = "the device has no form of its own", "the device's own form"
 _COMPOSED_REASON = "out of the device's other operators"
 

@@ -5,7 +5,8 @@ reads here what may change from call to call. The fields of `ops.Batch` and `ops
 
 A step with constrained rows is two executables: the forward pass, whose output is `logits`, and sampling, which takes
 that output as an input. A step in one part has no input `logits`. Only passes of a draft head have `features`, which is
-an output of another executable, and `token_positions`, where the tokens of their embeddings stand.
+an output of another executable, and `token_positions`, where the tokens of their embeddings stand, or `bounds` and the
+history, from which these places follow.
 
 Only a step that places sequences has the input `lengths`. In two parts, its sampling takes `drafts` and `position` from
 the forward pass. Only a step with rows that name tokens, whose logprobs are asked for, has the input `named`.
@@ -95,6 +96,7 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("last_positions", "int32", ("tokens",)),
     StepInput("whole_lens", "int32", ("seqs",)),
     StepInput("lengths", "int32", ("seqs",), fill=GIVEN),
+    StepInput("bounds", "int32", ("seqs",), fill=GIVEN),
     StepInput("drafts", "int32", ("seqs", "drafts")),
     StepInput("history", "int32", ("slots", "positions"), persists=True),
 )

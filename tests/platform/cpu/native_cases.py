@@ -252,7 +252,7 @@ def _makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
 
 
 def _draft_makers(rng: np.random.Generator) -> Iterator[Callable[[], Iterator[Case]]]:
-    for name in ("ngram", "place", "accept"):
+    for name in ("ngram", "place", "accept", "read_drafts", "shift"):
         for _ in range(12):
             yield lambda name=name: iter([operator_case(name, rng, "float32")])
 

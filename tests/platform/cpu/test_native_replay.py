@@ -46,6 +46,7 @@ def test_generic_kernels_and_the_team_pass(replay: Path, tmp_path: Path) -> None
 def test_every_operator_is_among_the_cases() -> None:
     names = {"resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention"}
     names |= {"gated_activation", "gated_linear", "moe", "logits", "sample", "ngram", "place", "accept"}
+    names |= {"read_drafts", "shift"}
     assert {case.kernel for case in native_cases.cases(0.3)} == names
 
 

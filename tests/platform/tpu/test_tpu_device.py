@@ -20,7 +20,7 @@ from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError, UnsupportedModel
 from headrace.kernels.kv import TorchKV
 from headrace.kernels.pallaslib import torch_operators as pallas_table
-from headrace.kernels.registry import DRAFTING, OPS, OPTIONAL
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, OPS, OPTIONAL
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform, headrace_platforms
 from headrace.platforms.tpu.device import TpuDevice
@@ -284,7 +284,7 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
     assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
     features = {"store_features", "load_features", "take_rows", "widen_logits", "block_conv"}
     features |= {"gather_blocks", "scatter_blocks", "named_logprobs"}
-    own = features | {spec.name for spec in DRAFTING}
+    own = features | {spec.name for spec in (*DRAFTING, *HEAD_DRAFTING)}
     without = {spec.name for spec in OPTIONAL} - own
     assert device.op_reasons() == dict.fromkeys(without, "it is not implemented for XLA")
     assert device.torch_device == torch.device("cpu")

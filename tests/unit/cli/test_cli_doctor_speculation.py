@@ -41,6 +41,7 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
     between = "drafts are made between two steps"
     assert depths["suffix"] == (1, between)
     assert depths["ngram"] == (1, f"{between}: the device lacks ngram, place, accept")
+    assert depths["eagle3"] == (1, f"{between}: the device lacks place, accept, read_drafts, shift")
     assert main(["doctor", "--platform", "sim", "--speculate", "suffix"]) == 0
     said = capsys.readouterr().out
     assert " *suffix      built in: needs nothing else; it keeps" in said
@@ -49,7 +50,9 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--platform", "cpu"]) == 0
-    assert "  ngram       built in: needs nothing else; depth 2 (the device makes" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "  ngram       built in: needs nothing else; depth 2 (the device makes" in said
+    assert said.count("; depth 2 (on one rank, the device makes") == 2
 
 
 def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,12 @@ from headrace.kernels.ngram.generate import PlacedStep, draw_step
 from headrace.kernels.ngram.reference import LONGEST, SHORTEST, ngram
 from headrace.kernels.ops import Batch
 from headrace.kernels.place.reference import place
-from headrace.kernels.registry import DRAFTING
+from headrace.kernels.read_drafts.reference import read_drafts
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING
 from headrace.types import GIVEN, NO_TOKEN, ON_DEVICE
 
 CPU = torch.device("cpu")
-BY_NAME = {spec.name: spec for spec in DRAFTING}
+BY_NAME = {spec.name: spec for spec in (*DRAFTING, *HEAD_DRAFTING)}
 
 
 def drawn(seed: int) -> PlacedStep:
@@ -107,6 +108,41 @@ def test_what_was_sampled_counts(seed: int) -> None:
         assert (count, made, grown) == (right + 1, len(drafts), right + 1)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_drafts_are_read_behind_the_known_tokens(seed: int) -> None:
+    step, rng = drawn(seed), np.random.default_rng(seed)
+    # A pass that had no token to choose leaves what was there before, which may be no token.
+    step.history[:, :-1][torch.from_numpy(rng.random(step.history[:, :-1].shape) < 0.05)] = NO_TOKEN
+    found = read_drafts(step.batch, step.lengths, step.history, step.most).tolist()
+    counts = np.diff(step.batch.query_start.numpy())
+    for seq, drafts in enumerate(found):
+        text, wanted = step.history[step.batch.slots[seq], :-1].tolist(), list[int]()
+        if step.lengths[seq] != GIVEN:
+            wanted = text[known(step, seq) :][: counts[seq] - 1]
+        until = wanted.index(NO_TOKEN) if NO_TOKEN in wanted else len(wanted)
+        assert drafts == (wanted[:until] + [NO_TOKEN] * step.most)[: step.most]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_pass_moves_to_where_the_device_knows_its_rows(seed: int) -> None:
+    given = BY_NAME["shift"].generate(np.random.default_rng(seed), CPU, "float32")
+    batch, bounds, size = given["batch"], given["bounds"].tolist(), given["size"]
+    before = given["history"].clone()
+    found = BY_NAME["shift"].reference(**given)
+    seq, table = batch.token_seq.tolist(), batch.block_tables.tolist()
+    lengths = given["history"][batch.slots.long(), -1].tolist()
+    back = [bound - length if bound >= 0 else 0 for bound, length in zip(bounds, lengths, strict=True)]
+    wanted = [at - back[own] for at, own in zip(batch.positions.tolist(), seq, strict=True)]
+    assert found.positions.tolist() == wanted
+    assert found.next_positions.tolist() == [at + 1 for at in wanted]
+    places = [table[own][at // size] * size + at % size for at, own in zip(wanted, seq, strict=True)]
+    assert found.slot_mapping.tolist() == places
+    assert found.context_lens.tolist() == [n - less for n, less in zip(batch.context_lens.tolist(), back, strict=True)]
+    rows = [back[seq[at]] for at in batch.rows.tolist()]
+    assert found.position.tolist() == [at - less for at, less in zip(given["position"].tolist(), rows, strict=True)]
+    assert torch.equal(given["history"], before)
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_padding_changes_nothing(name: str, seed: int) -> None:
@@ -116,10 +152,9 @@ def test_padding_changes_nothing(name: str, seed: int) -> None:
     given["history"] = torch.cat([given["history"], torch.zeros(1, given["history"].shape[1], dtype=torch.int32)])
     wide = copy.deepcopy(given)
     wide["batch"] = padded(wide["batch"], 8, spare)
-    wide["lengths"] = longer(wide["lengths"], 8, GIVEN)
-    for key, size in (("drafts", 8), ("position", 60), ("tokens", 60)):
-        if key in wide:
-            wide[key] = longer(wide[key], size, 0)
+    sizes = {"lengths": (8, GIVEN), "bounds": (8, GIVEN), "drafts": (8, 0), "position": (60, 0), "tokens": (60, 0)}
+    for key in sizes.keys() & wide.keys():
+        wide[key] = longer(wide[key], *sizes[key])
     wanted, found = (each(BY_NAME[name].reference(**arguments)) for arguments in (given, wide))
     for want, got in zip(wanted, found, strict=True):
         assert torch.equal(got[: len(want)], want)

@@ -24,12 +24,14 @@ __all__ = [
     "LimitArgs",
     "NgramArgs",
     "PlaceArgs",
+    "ReadDraftsArgs",
     "ReduceArgs",
     "ResolveTokensArgs",
     "RmsNormArgs",
     "RotaryCacheArgs",
     "SampleArgs",
     "SegmentArgs",
+    "ShiftArgs",
 ]
 
 FIXED = -1
@@ -105,6 +107,19 @@ class AcceptArgs(ctypes.Structure):
     _fields_ = _fields(
         _pointers("query_start", "slots", "rows", "lengths", "drafts", "tokens", "history", "counts"),
         _longs("history_rows", "history_width", "most"),
+    )
+
+
+class ReadDraftsArgs(ctypes.Structure):
+    _fields_ = NgramArgs._fields_
+
+
+class ShiftArgs(ctypes.Structure):
+    _fields_ = _fields(
+        _pointers("positions", "slot_mapping", "token_seq", "query_start", "context_lens", "block_tables", "slots"),
+        _pointers("rows", "bounds", "position", "history"),
+        _pointers("new_positions", "next_positions", "new_mapping", "new_context", "new_position"),
+        _longs("history_rows", "history_width", "block_size"),
     )
 
 

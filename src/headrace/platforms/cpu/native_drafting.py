@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headrace.kernels.ops import Batch, Placed
+from headrace.kernels.ops import Batch, Placed, Shifted
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_ops import NativeOps, batch_sizes
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 class NativeDrafting:
-    """The operators of `registry.DRAFTING`, on the launcher of `ops`."""
+    """The operators of `registry.DRAFTING` and `HEAD_DRAFTING`, on the launcher of `ops`."""
 
     def __init__(self, ops: NativeOps, check: Callable[[], None]) -> None:
         """`check` is called once, before the first call: it raises if the library has other arguments."""
@@ -26,7 +26,8 @@ class NativeDrafting:
         self._check: Callable[[], None] | None = check
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        return {"ngram": self.ngram, "place": self.place, "accept": self.accept}
+        names = ("ngram", "place", "accept", "read_drafts", "shift")
+        return {name: getattr(self, name) for name in names}
 
     def _launcher(self) -> Launcher:
         if self._check is not None:
@@ -35,13 +36,32 @@ class NativeDrafting:
         return self._ops.launcher
 
     def ngram(self, batch: Batch, lengths: Tensor, history: Tensor, most: int) -> Tensor:
+        return self._drafts("ngram", batch, lengths, history, most)
+
+    def read_drafts(self, batch: Batch, lengths: Tensor, history: Tensor, most: int) -> Tensor:
+        return self._drafts("read_drafts", batch, lengths, history, most)
+
+    def _drafts(self, kernel: str, batch: Batch, lengths: Tensor, history: Tensor, most: int) -> Tensor:
         launcher = self._launcher()
         with launcher.own():
             drafts = launcher.empty(launcher.rows(batch.slots), (len(batch.slots), most), torch.int32)
             given = (batch.query_start, batch.slots, lengths, history, drafts)
             packed = args.NgramArgs(*(x.data_ptr() for x in given), *history.shape, most)
-            launcher.call("ngram", packed, (batch, *given), batch_sizes(batch))
+            launcher.call(kernel, packed, (batch, *given), batch_sizes(batch))
             return drafts
+
+    def shift(self, batch: Batch, bounds: Tensor, position: Tensor, history: Tensor, size: int) -> Shifted:
+        launcher = self._launcher()
+        with launcher.own():
+            like = (batch.positions, batch.positions, batch.slot_mapping, batch.context_lens, position)
+            shifted = Shifted(*(launcher.empty(launcher.rows(x), x.shape, torch.int32) for x in like))
+            given = (
+                batch.positions, batch.slot_mapping, batch.token_seq, batch.query_start, batch.context_lens,
+                batch.block_tables, batch.slots, batch.rows, bounds, position, history,
+            )  # fmt: skip
+            packed = args.ShiftArgs(*(x.data_ptr() for x in (*given, *shifted)), *history.shape, size)
+            launcher.call("shift", packed, (batch, *given, *shifted), batch_sizes(batch))
+            return shifted
 
     def place(
         self, batch: Batch, lengths: Tensor, drafts: Tensor, position: Tensor, history: Tensor, size: int

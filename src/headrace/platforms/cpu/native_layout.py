@@ -59,7 +59,8 @@ TWINS: Twins = {
 
 
 DRAFTER_KERNELS = (
-    "ngram", "place", "accept", "store_features", "load_features", "take_rows", "widen_logits", "block_conv"
+    "ngram", "place", "accept", "read_drafts", "shift", "store_features", "load_features", "take_rows", "widen_logits",
+    "block_conv",
 )  # fmt: skip
 """Kernels that only drafters call."""
 DRAFTER_TWINS: Twins = {
@@ -70,6 +71,8 @@ DRAFTER_TWINS: Twins = {
     "ngram_args": args.NgramArgs,
     "place_args": args.PlaceArgs,
     "accept_args": args.AcceptArgs,
+    "read_drafts_args": args.ReadDraftsArgs,
+    "shift_args": args.ShiftArgs,
 }
 """Those of operators that only drafters call: they are checked before the first call."""
 BLOCK_TWINS: Twins = {"hr_moved_blocks_args": MovedBlocksArgs}

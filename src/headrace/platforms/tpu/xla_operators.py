@@ -19,11 +19,13 @@ from headrace.kernels.named_logprobs.reference import named_logprobs
 from headrace.kernels.ngram.reference import ngram
 from headrace.kernels.pallaslib import torch_operators as pallas
 from headrace.kernels.place.reference import place
+from headrace.kernels.read_drafts.reference import read_drafts
 from headrace.kernels.resolve_tokens.static import resolve_tokens
 from headrace.kernels.rms_norm.static import add_rms_norm, rms_norm
 from headrace.kernels.rotary_cache.static import rotary_cache
 from headrace.kernels.sample.static import sample
 from headrace.kernels.scatter_blocks.static import scatter_blocks
+from headrace.kernels.shift.reference import shift
 from headrace.kernels.store_features.static import store_features
 from headrace.kernels.take_rows.reference import take_rows
 from headrace.kernels.weight import Weight
@@ -34,8 +36,8 @@ __all__ = ["XlaOperator", "operators"]
 # fmt: off
 _PLAIN: tuple[Callable[..., Any], ...] = (
     accept, add_rms_norm, attention, block_conv, gated_activation, gather_blocks, load_features, named_logprobs,
-    ngram, place, resolve_tokens, rms_norm, rotary_cache, sample, scatter_blocks, store_features, take_rows,
-    widen_logits,
+    ngram, place, read_drafts, resolve_tokens, rms_norm, rotary_cache, sample, scatter_blocks, shift, store_features,
+    take_rows, widen_logits,
 )
 """Those that know no dtype, each by the name of its operator."""
 # fmt: on

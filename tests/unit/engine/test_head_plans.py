@@ -1,0 +1,81 @@
+"""Plans of a draft head's passes: which entries a round computes while it is not known how many drafts were right."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from headrace.core.drafts import DraftRow
+from headrace.engine.head_plans import Drafted, catch_up_pass, following_pass, known_pass
+from headrace.types import GIVEN, NO_TOKEN, Request, SamplingParams
+
+BLOCK = 16
+TABLE = np.array([7, 3, 9, 4], np.int32)
+
+
+def drafted(tokens: int) -> Drafted:
+    found = Drafted(Request("r", tuple(range(tokens)), SamplingParams(temperature=0.0)), list(range(tokens)), 100)
+    found.blocks = [5, 6, 2, 8]
+    return found
+
+
+def place(seq: Drafted, known: int, ahead: int | None, uncertain: int = 0, wrong: int = 0) -> None:
+    seq.place(DraftRow("r", 8, known + 1, 3, TABLE, ahead, uncertain, wrong))
+
+
+def test_tokens_in_flight_come_from_the_device() -> None:
+    seq = drafted(20)
+    seq.caught_up(17)
+    place(seq, 22, ahead=2)
+    step = catch_up_pass([seq.begin_round()], BLOCK, zero_first=True)
+    assert step.plan.positions.tolist() == [17, 18, 19, 20]
+    assert step.plan.token_ids.tolist() == [NO_TOKEN] * 4
+    assert step.bounds.tolist() == [GIVEN]
+    assert step.plan.slot_mapping.tolist() == [6 * BLOCK + at for at in (1, 2, 3, 4)]
+    assert step.places.tolist() == [3 * BLOCK + at for at in (1, 2, 3, 4)]
+    assert step.tables.tolist() == [TABLE.tolist()]
+    assert (step.plan.context_lens.tolist(), step.plan.sampling.position.tolist()) == ([21], [22])
+    after = following_pass([seq], 2, BLOCK)
+    assert (after.plan.positions.tolist(), after.token_positions.tolist()) == ([22], [23])
+
+
+def test_committed_tokens_are_given() -> None:
+    seq = drafted(20)
+    place(seq, 20, ahead=None)
+    step = catch_up_pass([seq.begin_round()], BLOCK, zero_first=True)
+    assert step.plan.token_ids.tolist() == [-1, *range(2, 20)]
+    assert seq.computed == 19
+    place(seq, 23, ahead=3, uncertain=2)
+    known = known_pass([seq.missing()._replace(start=4, stop=6)], BLOCK, zero_first=True)
+    assert known.plan.token_ids.tolist() == [5, 6]
+    assert known.plan.row_target.tolist() == [7]
+    assert known.bounds.tolist() == [GIVEN]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_entry_is_missed_whatever_was_right(seed: int) -> None:
+    """Two steps in flight: each round sees the result of the step before the last one."""
+    rng = random.Random(seed)
+    seq, true, computed = drafted(12), 13, 0
+    """The tokens that the device knows, and the entries in the head's cache that are right."""
+    known, uncertain, wrong = 13, 0, 0
+    in_flight: list[tuple[int, int]] = []
+    for _ in range(40):
+        place(seq, known, known - len(seq.tokens), uncertain, wrong)
+        assert known - uncertain <= true <= known
+        drafts = min(rng.choice([0, 1, 3, 8]), known - uncertain - 1)
+        if drafts > 0:
+            span, back = seq.begin_round(), known - true
+            assert 0 <= span.start - back <= computed
+            assert span.stop - back == true - 1
+            computed = true - 1
+        right = rng.randint(0, drafts)
+        true += 1 + right
+        known, uncertain = known + 1 + drafts, uncertain + drafts
+        in_flight.append((drafts, right))
+        while len(in_flight) > rng.randint(0, 1):
+            drafts, right = in_flight.pop(0)
+            known, uncertain, wrong = known - drafts + right, uncertain - drafts, wrong + drafts - right
+            seq.tokens += [0] * (1 + right)
