@@ -49,6 +49,7 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="MODEL", help="default: smollm2; with --url the first that the server lists")
     add("--rows", metavar="FILE", help="run once for each line, a JSON object of arguments; prints a line for each")
     add("--seed", type=int, metavar="N", help="makes the run reproducible")
+    add("--priority", type=int, metavar="N", help="of all its requests: the lowest runs first (default: 0)")
     add("--stream", action="store_true", help="show the texts as they are generated")
     add("--concurrency", type=int, default=64, metavar="N", help="rows that run at once (default: 64)")
     add_source_options(parser)
@@ -108,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
         from headrace.lang import server
 
         key = (args.api_key or read_environment().api_key or "").strip() or None
-        on = server(args.url, args.model, api_key=key)
+        on = _prioritised(args, server(args.url, args.model, api_key=key))
         if args.stream:
             return _printed(asyncio.run(_streamed(program, given, on, args.seed)))
         return _run_on(args, program, given, rows, on)
@@ -124,7 +125,13 @@ def _run(args: argparse.Namespace) -> int:
     with loading_bar() as progress:
         llm = LLM(path, progress=progress, **engine_options(args))
     with llm:
-        return _run_on(args, program, given, rows, llm)
+        return _run_on(args, program, given, rows, _prioritised(args, llm))
+
+
+def _prioritised(args: argparse.Namespace, on: Any) -> Any:
+    from headrace.lang import prioritised
+
+    return on if args.priority is None else prioritised(on, args.priority)
 
 
 def _run_on(
@@ -152,7 +159,7 @@ async def _streamed_here(args: argparse.Namespace, program: Any, given: dict[str
         llm = AsyncLLM(path, progress=progress, **engine_options(args))
         await llm.start()
     try:
-        return await _streamed(program, given, llm, args.seed)
+        return await _streamed(program, given, _prioritised(args, llm), args.seed)
     finally:
         await llm.close()
 

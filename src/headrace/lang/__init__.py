@@ -20,6 +20,7 @@ from headrace.lang.control import else_, for_, if_, while_
 from headrace.lang.forks import Branch, fork
 from headrace.lang.plan import Plan, decode_plan, encode_plan, plan_id, plan_schema
 from headrace.lang.plan_graph import plan_graph
+from headrace.lang.priority import prioritised
 from headrace.lang.program import Program, Static, out, program
 from headrace.lang.running import LoadedPlan, RunEvent, RunResult, load_plan
 from headrace.lang.server_source import Server, server
@@ -62,6 +63,7 @@ __all__ = [
     "plan_graph",
     "plan_id",
     "plan_schema",
+    "prioritised",
     "program",
     "require",
     "select",

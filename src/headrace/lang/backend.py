@@ -16,6 +16,7 @@ __all__ = [
     "ModelSource",
     "PlanReply",
     "PlanRunner",
+    "Prioritisable",
     "RunBackend",
     "RunScope",
     "Scores",
@@ -87,6 +88,14 @@ class RunScope(Protocol):
 
     def begin_run(self) -> RunBackend:
         """The backend of one run."""
+
+
+@runtime_checkable
+class Prioritisable(Protocol):
+    """A backend whose requests may have a priority."""
+
+    def with_priority(self, priority: int) -> Backend:
+        """The same backend, with this priority of all requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,15 @@ class ServerKind:
     """The field `prompt_logprobs_start`."""
     plans: bool = False
     """Maybe `/v1/programs`."""
+    priorities: bool = False
+    """The field `priority`: the lowest runs first."""
 
 
 KINDS: Mapping[str, ServerKind] = {
     kind.name: kind
     for kind in (
-        ServerKind("headrace", True, True, True, True, True, True, True, True),
-        ServerKind("vllm", True, True, True, True),
+        ServerKind("headrace", True, True, True, True, True, True, True, True, True),
+        ServerKind("vllm", True, True, True, True, priorities=True),
         ServerKind("openai"),
     )
 }

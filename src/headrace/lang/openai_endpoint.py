@@ -30,6 +30,8 @@ class HttpBackend:
         self._given = model, kind
         self._model = model or ""
         self.kind: ServerKind = KINDS["openai"]
+        self.priority: int | None = None
+        """Of all requests of the model; None: they state none."""
 
     async def connect(self) -> None:
         """Find out the model and the kind of the server, as far as they are not given."""
@@ -53,7 +55,7 @@ class HttpBackend:
         if on_text is not None:
             return await self._streamed(path, body, conversation.is_chat, on_text)
         with self.reading():
-            answer = await self._json("POST", path, {"model": self._model, **body})
+            answer = await self._json("POST", path, self.ordered(body))
             choice = answer["choices"][0]
             text = (choice["message"]["content"] if conversation.is_chat else choice["text"]) or ""
             return Generated(text, choice.get("finish_reason"), _usage(answer.get("usage")), choice.get("logprobs"))
@@ -136,7 +138,15 @@ class HttpBackend:
             body["logprobs"] = 1  # Some servers take 0 for none.
         if start and self.kind.scores_from:
             body["prompt_logprobs_start"] = start
-        return await self._json("POST", "/v1/completions", self.named(body))
+        return await self._json("POST", "/v1/completions", self.ordered(body))
+
+    def ordered(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body of a request that the model works on. Raises ProgramError if the server has no priorities."""
+        if self.priority is not None:
+            if not self.kind.priorities:
+                raise ProgramError(f"{self.url} is no server whose requests have a priority: leave it out")
+            body = {**body, "priority": self.priority}
+        return self.named(body)
 
     def named(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, **body} if self._model else body
@@ -144,7 +154,7 @@ class HttpBackend:
     async def _streamed(self, path: str, body: dict[str, Any], chat: bool, on_text: Callable[[str], None]) -> Generated:
         made = Generated("", None)
         pieces: list[str] = []
-        sent = self.named({**body, "stream": True, "stream_options": {"include_usage": True}})
+        sent = self.ordered({**body, "stream": True, "stream_options": {"include_usage": True}})
         with self.reading():
             async with self.sending("POST", path, sent) as response:
                 async for data in events_of(response):

@@ -92,6 +92,7 @@ class PlanBackend(HttpBackend):
         host = _Host(tools, on_text, on_value)
         body = self.named({"inputs": inputs, "timeout": _LONGEST})
         body |= {} if seed is None else {"seed": seed}
+        body |= {} if self.priority is None else {"priority": self.priority}
         body |= {"stream": True} if host.listens or tool_names(plan) else {}
         try:
             reply = await self._sent(plan, body, host)

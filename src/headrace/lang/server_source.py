@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import AsyncIterator
 
 import httpx
@@ -36,6 +37,13 @@ class Server:
         self._base = _address(url)
         self._model, self._key, self._kind, self._plans = model, api_key, kind, plans
         self._concurrency, self._transport = concurrency, transport
+        self._priority: int | None = None
+
+    def with_priority(self, priority: int) -> Server:
+        """The same server, for requests of this priority."""
+        found = copy.copy(self)
+        found._priority = priority
+        return found
 
     @contextlib.asynccontextmanager
     async def open_backend(self) -> AsyncIterator[PlanBackend]:
@@ -52,6 +60,7 @@ class Server:
             verify=not self._base.startswith("http://"),
         ) as client:
             backend = PlanBackend(client, self._base, self._model, self._kind, self._plans)
+            backend.priority = self._priority
             if backend.runs_plans is False:
                 await backend.connect()
             yield backend

@@ -50,10 +50,22 @@ class EngineBackend:
         thread, so that long ones don't block the event loop. `texts`: those that several backends share."""
         self.client, self.tokenizer, self.places = client, tokenizer, places
         self.priority, self.salt = priority, salt
-        texts = texts or ModelTexts(tokenizer)
-        self.encoder, self.crossings, self._in_thread = texts.encoder, texts.crossings, in_thread
+        self._texts, self._in_thread = texts or ModelTexts(tokenizer), in_thread
+        self.encoder, self.crossings = self._texts.encoder, self._texts.crossings
         self.rendered = Rendered(tokenizer.apply_chat_template_async)
         self._numbers = itertools.count()
+
+    def with_priority(self, priority: int) -> EngineBackend:
+        """The same engine, for requests of this priority."""
+        return EngineBackend(
+            self.client,
+            self.tokenizer,
+            self.places,
+            priority=priority,
+            salt=self.salt,
+            in_thread=self._in_thread,
+            texts=self._texts,
+        )
 
     def new_id(self) -> str:
         return f"program-{id(self)}-{next(self._numbers)}"

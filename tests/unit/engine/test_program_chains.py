@@ -316,6 +316,27 @@ def test_texts_that_depend_on_the_answer_are_not_foreseen() -> None:
     on_an_engine(work)
 
 
+def test_a_priority_is_that_of_all_requests() -> None:
+    async def work(engine: Engine) -> None:
+        found: list[Request] = []
+        add = engine.engine.scheduler.add
+
+        def added(request: Request, matcher: Any = None) -> None:
+            found.append(request)
+            add(request, matcher)
+
+        engine.engine.scheduler.add = added  # type: ignore[method-assign]
+        backend = EngineBackend(engine.client, ChatTokenizer(), SequenceLimiter(9)).with_priority(4)
+        await Interpreter(letter.compile(), backend, {}).run({"name": "Ada"})
+        await engine.idle()
+        while found:
+            then = found.pop()
+            assert then.priority == 4
+            found += [] if then.then is None else [then.then]
+
+    on_an_engine(work)
+
+
 class Admitted:
     """What chains have added."""
 

@@ -25,9 +25,9 @@ def test_an_engine_with_other_blocks_knows_the_prompt(layout: bytes, size: int) 
     given = hand_over(_info(b"a", 16), replace(_JOB, gives_blocks=True), [7])
     assert isinstance(given, dict)
     role, here = EngineRole("decode", 5.0), _info(layout, size)
-    (job,) = with_transfer(role, here, given, False, [_JOB])
+    (job,) = with_transfer(role, here, given, [_JOB])
     assert job.remote is not None
     assert (job.remote.address, job.remote.tokens, job.remote.epoch) == ("tcp:a:1", 50, 5)
     for other in (replace(_JOB, prompt=tuple(range(1, 51))), replace(_JOB, salt="t")):
         with pytest.raises(InvalidRequest, match="another prompt"):
-            with_transfer(role, here, given, False, [other])
+            with_transfer(role, here, given, [other])
