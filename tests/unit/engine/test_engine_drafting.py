@@ -22,7 +22,7 @@ from headrace.errors import ContextOverflow, InvalidRequest
 from headrace.speculation.loading import make
 from headrace.speculation.ngram import NgramDrafter
 from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
-from headrace.speculation.speculator import Drafts, Speculator
+from headrace.speculation.speculator import MOST_DRAFTS, Drafts, Speculator
 from headrace.types import Request, SamplingParams
 
 PROMPT = tuple(b"ab")
@@ -80,7 +80,7 @@ def test_a_right_prediction_is_accepted() -> None:
     (method,) = totals.methods
     assert method.method == "predicted"
     assert (sum(method.drafted), sum(method.accepted)) == (usage.accepted_drafts, usage.accepted_drafts)
-    assert len(method.drafted) == len(method.accepted) == 8, "the longest draft"
+    assert len(method.drafted) == len(method.accepted) == MOST_DRAFTS
     assert method.mean_length == 1 + usage.accepted_drafts / method.rounds
     assert totals.seconds > method.rounds, "every call of the drafter took a second of this clock, at least"
     assert made.runner.steps < 40
