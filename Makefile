@@ -7,6 +7,7 @@ SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 INPUTS := pyproject.toml CMakeLists.txt $(wildcard constraints/*.txt) $(wildcard src/headrace/kernels/*/cpu*.cpp src/headrace/kernels/*/cpu*.h src/headrace/kernels/native/*)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+UNIT := $(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal --timeout=600
 MODEL ?= smollm2
 PROMPT ?= Write one sentence about rivers.
 
@@ -33,11 +34,12 @@ $(STAMP): $(INPUTS)
 run: $(SERVING)  ## fetch the default model, serve it, answer a first prompt in the terminal
 	$(BIN)/headrace serve $(MODEL) --prompt "$(PROMPT)"
 
-test: $(STAMP) lint  ## the whole suite; a test that never ends fails by name
-	$(BIN)/python -m pytest --timeout=600
+# The second part runs whatever the first one gives; either fails the whole.
+test: $(STAMP) lint  ## the whole suite: `unit`, then the rest in one process; a test that never ends fails by name
+	$(UNIT); first=$$?; $(BIN)/python -m pytest --ignore tests/unit --timeout=600 && exit $$first
 
 unit: $(STAMP)  ## without a device or a model, in two to four processes
-	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
+	$(UNIT)
 
 coverage: $(STAMP)  ## how much of the platforms their tests run
 	ci/coverage.sh

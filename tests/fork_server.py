@@ -217,7 +217,8 @@ def popen_by_fork(before: Callable[[], object], command: Sequence[str], **option
 
     def become() -> None:
         before()
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # As Python does when it starts.
+            signal.signal(number, signal.SIG_IGN)
         _close_all_but((0, 1, 2, *options.get("pass_fds", ())))
         sys.argv = list(command[1:])
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -56,7 +56,8 @@ def connected(server: Server) -> socket.socket:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
+    # A comment comes where nothing else does for a while.
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line and not line.startswith(":")]
     assert response.status_code == 200, response.text
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]

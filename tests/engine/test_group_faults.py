@@ -39,6 +39,7 @@ def test_all_goes_well(group: Group) -> None:
     _no_errors(ends)
     group.settled()
     assert group.router.split() > 20
+    assert group.router.figures()["headrace_router_early_tokens_total"] > 0
     fetched = [group.figure(number, 'headrace_tier_hits_total{tier="tcp"}') for number in DECODE]
     assert min(fetched) > 50, "prompts were computed where they are answered"
 

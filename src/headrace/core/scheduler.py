@@ -19,7 +19,8 @@ from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import Matcher
 from headrace.core.open_sequences import OpenSequences
 from headrace.core.outcome import append, append_forced, emit, of_chunk, scheduler_stats, score_prompt
-from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, build, complete
+from headrace.core.placed_plans import Plans
+from headrace.core.plan_builder import PrefillChunk, StepExtras, StepRecord, complete
 from headrace.core.prefill import Prefill
 from headrace.core.radix import RadixTree
 from headrace.core.running import RunningSequences
@@ -49,6 +50,7 @@ class Scheduler:
         slots = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._cache = KVCache(config.num_blocks, config.block_size, slots, config.max_model_len, config.prefix_caching)
         self._slots = Slots(slots)
+        self._plans = Plans(self._slots, self._cache.table, config.block_size)
         self._waiting = WaitingQueue()
         self._requests: dict[str, Sequence] = {}
         """All sequences that have not ended."""
@@ -149,7 +151,7 @@ class Scheduler:
             self._verification.plan(step, decodes, held, chunks)
         if not (chunks or len(decodes) or self._fetches.due()):
             return None
-        plan = build(step, decodes, chunks, extras, self._slots, self._cache.table, self.config.block_size)
+        plan = self._plans.build(step, decodes, chunks, extras)
         self._fetches.take(plan)
         self._running.advance(decodes, chunks)
         self._launched = step
@@ -327,13 +329,11 @@ class Scheduler:
         if followed and seq.slot >= 0:
             self._running.prefill_known(seq)
         if self._verification is not None and (tokens or followed):
-            self._verification.extend(seq, tokens + followed)
+            self._verification.extend(seq, tokens + followed, now=not tokens)
 
     def _commit_chunk(self, chunk: PrefillChunk, tokens: list[int], result: StepResult) -> list[Delta]:
-        seq = chunk.seq
+        seq, row, found = chunk.seq, chunk.row, list[Delta | None]()
         seq.filled = chunk.end
-        found: list[Delta | None] = []
-        row = chunk.row
         if not chunk.pool(result):
             return [self._without_token(seq, NOT_FINITE)]
         for position in range(chunk.score_from, chunk.score_to):

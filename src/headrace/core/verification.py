@@ -34,6 +34,8 @@ class Verification:
         self._running, self._slots, self._cache = running, slots, cache
         self._drafted = 0
         """Sequences that may have drafts."""
+        self._new: dict[str, tuple[Sequence, list[int]]] = {}
+        """By id of a sequence: the tokens that a commit has brought, as far as the source does not have them."""
 
     def begin(self, seq: Sequence) -> None:
         """Take up a new sequence."""
@@ -46,17 +48,25 @@ class Verification:
 
     def end(self, seq: Sequence, keep: bool) -> None:
         if seq.drafted:
+            self._tell()
             self._source.end(seq.id, keep)
             self._drafted -= 1
 
-    def extend(self, seq: Sequence, tokens: list[int]) -> None:
-        """Tell the source new tokens. If drafts have become worth it, the next step of the sequence verifies some."""
-        if not seq.drafted:
-            return
-        computed = int(self._slots.computed[seq.slot]) if seq.slot >= 0 else 0
-        self._source.extend(seq.id, tokens, max(0, computed - len(seq.tokens) + 1))
-        if seq.slot >= 0 and seq.ending is None and self._source.held(seq.id):
-            self._running.hold(seq)
+    def extend(self, seq: Sequence, tokens: list[int], now: bool) -> None:
+        """Tell the source new tokens of a sequence: now, or with all others of the commit that goes on."""
+        if seq.drafted:
+            self._new.setdefault(seq.id, (seq, []))[1].extend(tokens)
+            if now:
+                self._tell()
+
+    def _tell(self) -> None:
+        """If drafts have become worth it, the next step of a sequence verifies some."""
+        for seq, tokens in self._new.values():
+            computed = int(self._slots.computed[seq.slot]) if seq.slot >= 0 else 0
+            self._source.extend(seq.id, tokens, max(0, computed - len(seq.tokens) + 1))
+            if seq.slot >= 0 and seq.ending is None and self._source.held(seq.id):
+                self._running.hold(seq)
+        self._new.clear()
 
     def plan(self, step: int, decodes: Decodes, held: list[Sequence], chunks: list[PrefillChunk]) -> None:
         """Add the sequences that are held to a step, each with the drafts that it verifies, within what is left of the
@@ -81,6 +91,7 @@ class Verification:
 
     def commit(self, step: int, chunks: list[PrefillChunk]) -> None:
         """Report what was accepted in a step, and continue after the accepted tokens."""
+        self._tell()
         for chunk in chunks:
             seq = chunk.seq
             if chunk.accepted is None or seq.slot < 0:

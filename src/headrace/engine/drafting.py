@@ -151,7 +151,8 @@ class Drafting:
         for old in [one for one in self._steps if one < step]:
             del self._steps[old]
         if found is not None:
-            self._speculator.settle(found.drafts, found.accepted, emitted, seconds - found.busy)
+            # What is only foretold of a round may be longer than the time in which it ran.
+            self._speculator.settle(found.drafts, found.accepted, emitted, max(0.0, seconds - found.busy))
 
     def waited(self, seconds: float) -> None:
         """Learn for how long the device stands still between a step with drafts and the next. The time that the model

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -33,8 +34,10 @@ __all__ = ["HeadDrafter"]
 
 _KEPT = 9
 """Times of which the median counts."""
-_WARM_UP, _DRAFTS = (3, 3, 3, 3, 64, 64), 8
+_WARM_UP, _DRAFTS = (64, 64, 3, 3, 3, 3), 8
 """Tokens of the sequences that are drafted at the start, and drafts of each."""
+_LONG = 64
+"""Entries that take longer to compute than a round takes to launch."""
 _MEASURED, _UNKNOWN = 64, 4
 """One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
 
@@ -99,8 +102,20 @@ class HeadDrafter(GuardedRounds):
             known.known = len(known.tokens)
             known.target_blocks = np.zeros(-(-len(known.tokens) // self._size), np.int32)
             if self.room(name) >= count:
+                self._keep_busy(known)
                 self._round([(name, count)])
             self.end(name)
+
+    def _keep_busy(self, seq: Drafted) -> None:
+        """If rounds are not waited for, their passes run one right behind the other. Launch a pass that takes longer
+        than the launches of a round, so that the round is measured like that."""
+        count = min(_LONG, self._longest - 2, self._most_tokens, len(self._free) * self._size)
+        if not self._passes.places or count < 1:
+            return
+        blocks = self._free[: -(-count // self._size)]
+        table = np.zeros(len(blocks), np.int32)
+        long = replace(seq, tokens=[0] * (count + 2), blocks=blocks, target_blocks=table)
+        self._passes.known(known_pass([Span(long, 0, count)], self._size, self._zero_first), timed=False)
 
     def begin(self, request: Request) -> None:
         """Take up a sequence."""

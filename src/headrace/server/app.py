@@ -42,7 +42,7 @@ from headrace.server.engine_state import EngineStateReply, engine_state
 from headrace.server.http_errors import HttpError, to_http
 from headrace.server.model_pool import ModelPool
 from headrace.server.openapi import OpenApiDocument
-from headrace.server.page_files import add_page
+from headrace.server.page_files import page_routes
 from headrace.server.route_spec import RouteSpec
 from headrace.server.server_route import ServerRoute
 
@@ -135,7 +135,7 @@ def create_app_for(context: Context, pool: ModelPool | None = None) -> FastAPI:
     for row in rows:
         endpoint = _endpoint(context, row) if pool is None else pooled_endpoint(pool, context, row)
         app.router.routes.append(ServerRoute(row.method, row.path, endpoint, row.route.__name__))
-    add_page(app)
+    app.router.routes.extend(page_routes())
     _handle_errors(app, context)
     if context.batches is not None:
         context.runner = BatchRunner(context.batches, app, context.keys, context.batch_window)

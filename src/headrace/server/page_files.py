@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.server.server_route import ServerRoute
 
-__all__ = ["DOCS_PATHS", "PAGE_PATHS", "PageFile", "add_page", "page_files"]
+__all__ = ["DOCS_PATHS", "PAGE_PATHS", "PageFile", "page_files", "page_routes"]
 
 _FOLDERS = {"page": "/", "docs_page": "/docs"}
 """Folder → the path of its index.html. Its other files are at `/page/…` and `/docs/…`."""
@@ -90,10 +89,9 @@ def page_files() -> dict[str, PageFile]:
     return found
 
 
-def add_page(app: FastAPI) -> None:
-    """Add the routes of the pages' files."""
-    for path, file in page_files().items():
-        app.router.routes.append(ServerRoute("GET", path, _endpoint(file)))
+def page_routes() -> list[ServerRoute]:
+    """The routes of the pages' files."""
+    return [ServerRoute("GET", path, _endpoint(file)) for path, file in page_files().items()]
 
 
 def _endpoint(file: PageFile) -> Callable[[Request], Awaitable[Response]]:

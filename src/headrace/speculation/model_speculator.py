@@ -195,7 +195,9 @@ class ModelSpeculator:
                     self._acceptance.verified(name, len(tokens), count)
                     self._calibration.verified(drafts.estimates.get(at, ()), len(tokens), count)
         gained = self.policy.settle(drafts.choice, emitted, seconds, drafts.seconds)
-        self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * seconds)
+        # Two results that are read at once may leave no time for one of them.
+        step = max(seconds, drafts.choice.plain_seconds)
+        self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * step)
         for name in self._ended:
             self._acceptance.end(name)
         self._ended.clear()

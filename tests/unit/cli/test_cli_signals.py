@@ -58,7 +58,7 @@ MODULES = [
     (["plugin", "new", "some_name"], "importlib.metadata", signal.SIGTERM),
     (["program", "schema"], "headrace.lang.plan", signal.SIGTERM),
     (["program", "run", "x.py"], "headrace.cli.program_files", signal.SIGINT),
-    (["route", "http://x:1"], "fastapi", signal.SIGTERM),
+    (["route", "http://x:1"], "uvicorn", signal.SIGTERM),
     (["status"], "httpx", signal.SIGINT),
     (["simulate"], "headrace.route.simulation", signal.SIGINT),
     (["bench", "scheduler"], "headrace.bench.verb_scheduler", signal.SIGINT),

@@ -6,6 +6,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -121,6 +122,34 @@ def test_places_of_callers_that_left_are_given_on() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
         assert waiting[2].result() == 1
         assert await places.acquire(1) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_kept_places_make_nobody_wait() -> None:
+    async def main() -> None:
+        places, gone = SequenceLimiter(3), list[str]()
+        kept = [places.keep(await places.acquire(1), partial(gone.append, name)) for name in "abc"]
+        first, second, third = kept
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        assert places.take(third) == 1
+        assert await places.acquire(2) == 2
+        assert gone == ["a", "b"]
+        assert places.take(first) == 0
+        places.drop(second)
+        waiting = asyncio.ensure_future(places.acquire(1))
+        await asyncio.sleep(0)
+        assert places.contended
+        assert places.keep(1, partial(gone.append, "d")) is None, "someone waits"
+        assert await waiting == 1
+        places.release(1)
+        last = places.keep(2, partial(gone.append, "e"))
+        assert last is not None
+        places.drop(last)
+        assert await places.acquire(3) == 3
+        assert gone == ["a", "b"]
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -26,12 +26,21 @@ class PlacedOracle(Oracle):
         self.share = share
         self.in_flight = range(1000)
         self.ahead = 0
+        self.grown: dict[str, tuple[int, int]] = {}
+        """By sequence, at its last step: the tokens that the device knew, and what may have come, right or wrong."""
         """Rows that were asked for while the number of tokens before them was not known."""
 
     def places(self, request: Request) -> bool:
         return zlib.crc32(request.id.encode()) % 100 < 100 * self.share
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> list[list[int]]:
+        for row in (row for row in rows if row.ahead is not None):
+            known, grown = row.context - 1, row.context - 1 + row.wrong
+            true = int(self.lengths[row.slot]) if row.uncertain else known
+            assert known - row.uncertain <= true <= known
+            before = self.grown.get(row.sequence, (true, grown))
+            assert true - before[0] <= grown - before[1], "a drafter knows how much has come since its last round"
+            self.grown[row.sequence] = true, grown
         found = super().draft(step, size, rows)
         self.ahead += sum(row.ahead is not None and row.ahead > 1 for row in rows)
         return found
@@ -44,6 +53,7 @@ class PlacedOracle(Oracle):
     def drive(self, depth: int) -> Driver:
         driver = Driver(self.config, depth, eos_every=self.eos_every, drafts=self)
         driver.device.guess = self.guess
+        self.lengths = driver.device.lengths
         self.prompts = {}
         return driver
 

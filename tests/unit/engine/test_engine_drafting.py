@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import pytest
 from engine_fakes import FakeEngine, expected, in_process, make_engine, make_request
 
@@ -14,13 +15,14 @@ from headrace.client.api import GenerateRequest, Output, Usage
 from headrace.client.in_process_client import InProcessClient
 from headrace.client.speculation_choice import SpeculationChoice
 from headrace.config import Config
+from headrace.core.drafts import DraftRow, StepSize
 from headrace.engine.drafting import Drafting
 from headrace.engine.stats import SpeculationTotals
 from headrace.errors import ContextOverflow, InvalidRequest
 from headrace.speculation.loading import make
 from headrace.speculation.ngram import NgramDrafter
 from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
-from headrace.speculation.speculator import Speculator
+from headrace.speculation.speculator import MOST_DRAFTS, Drafts, Speculator
 from headrace.types import Request, SamplingParams
 
 PROMPT = tuple(b"ab")
@@ -78,7 +80,7 @@ def test_a_right_prediction_is_accepted() -> None:
     (method,) = totals.methods
     assert method.method == "predicted"
     assert (sum(method.drafted), sum(method.accepted)) == (usage.accepted_drafts, usage.accepted_drafts)
-    assert len(method.drafted) == len(method.accepted) == 8, "the longest draft"
+    assert len(method.drafted) == len(method.accepted) == MOST_DRAFTS
     assert method.mean_length == 1 + usage.accepted_drafts / method.rounds
     assert totals.seconds > method.rounds, "every call of the drafter took a second of this clock, at least"
     assert made.runner.steps < 40
@@ -190,3 +192,32 @@ def test_the_time_between_two_requests_is_no_wait_for_drafts() -> None:
             now[0] += 0.001
         now[0] += 100.0
     assert drafting._speculator.policy.gap < 0.01
+
+
+class Foretold:
+    """A model whose rounds are not waited for; each is expected to take a second."""
+
+    wall = busy = unwaited = 0.0
+
+    def begin(self, request: Request) -> None:
+        pass
+
+    def place(self, row: DraftRow) -> None:
+        self.busy += 1.0
+
+
+def test_a_round_that_was_shorter_than_foretold_leaves_no_negative_time() -> None:
+    seen: list[float] = []
+
+    class Recorded(Speculator):
+        def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
+            seen.append(seconds)
+
+    drafting = Drafting(Recorded(make("ngram"), policy=Always()), model=Foretold(), on_device=True)
+    drafting.begin(Request("r", PROMPT, SamplingParams(max_tokens=9)))
+    drafting.extend("r", [97], 0)
+    row = DraftRow("r", 4, 4, 0, np.zeros(1, np.int32), ahead=1)
+    for step, seconds in enumerate((0.5, 3.0)):
+        drafting.draft(step, StepSize(1, 1, 4), [row])
+        drafting.settle(step, 1, seconds)
+    assert seen == [0.0, 2.0]

@@ -126,6 +126,7 @@ def test_a_wrong_variable_is_reported_once(tmp_path: Path) -> None:
             "headrace.server, headrace.client.process_client, headrace.tokenization.tokenizer",
             {"torch", "safetensors", "sympy"},
         ),
+        ("headrace.route.router_run, headrace.route.prompt_process", {"fastapi", "torch"}),
         ("headrace.engine.startup", {"fastapi", "sympy", "torch._dynamo", "torch._inductor", "transformers"}),
     ],
 )

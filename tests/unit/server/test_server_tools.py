@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import dataclasses
 import json
 import re
 import sys
@@ -12,9 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from server_fakes import Served, events, fault, serve_fake
+from server_fakes import FakeClient, Served, events, fault, serve_fake
 
-from headrace.config import Config
+from headrace.config import Config, TransferConfig
+from headrace.engine.wire import TransferInfo
 from headrace.errors import ConfigError
 from headrace.formats.json_reader import JsonCallsReader
 from headrace.formats.machine import Machine
@@ -90,6 +92,25 @@ def test_a_truncated_call_is_truncated() -> None:
     choice = message(serve_fake(reply=CALL), tools=[TOOL], max_tokens=15)
     assert choice["message"]["content"] == CALL[:15]
     assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_marker_that_may_go_on_elsewhere_is_not_shown(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another engine continues the answer, its text tells whether this is a call."""
+    transfer = TransferInfo("tcp", "tcp:127.0.0.1:1", 1, bytes(16), 30.0)
+    known = FakeClient().info
+    monkeypatch.setattr(
+        FakeClient, "info", property(lambda self: dataclasses.replace(known, transfer=transfer, block_size=4))
+    )
+    config = Config().model_copy(update={"transfer": TransferConfig(role="prefill")})
+    for given, shown in (({}, "Yes. <tool"), ({"do_remote_decode": True}, "Yes.")):
+        served = serve_fake(config, reply="Yes. " + CALL)
+        asked = {"tools": [TOOL], "max_tokens": 10, "kv_transfer_params": given}
+        if stream:
+            found = "".join(one["delta"].get("content", "") for one in deltas(served, **asked))
+        else:
+            found = message(served, **asked)["message"]["content"]
+        assert found.rstrip() == shown
 
 
 def test_without_tools_everything_is_content() -> None:

@@ -11,7 +11,7 @@ from naive_drafts import NAMESPACE
 from headrace.speculation.drafter import Guess
 from headrace.speculation.ngram import NgramDrafter
 from headrace.speculation.policy import StepShape
-from headrace.speculation.speculator import DraftRow, Speculator
+from headrace.speculation.speculator import MOST_DRAFTS, DraftRow, Speculator
 
 
 class Counting(NgramDrafter):
@@ -56,7 +56,7 @@ def started(drafter: NgramDrafter | None = None) -> Speculator:
 
 def test_a_copying_sequence_is_held_and_takes_few_steps() -> None:
     speculator = started()
-    steps, held = play(speculator, "s", list(range(10, 50)) * 5)
+    steps, held = play(speculator, "s", list(range(10, 50)) * 8)
     assert steps < 120
     assert held > 0.3 * steps
     counts = speculator.counts["ngram"]
@@ -90,7 +90,7 @@ def test_no_more_drafts_than_fit() -> None:
     shape = StepShape(1, 1)
     assert speculator.draft(shape, [DraftRow("s", 0, 9)]).tokens == [[]]
     assert speculator.draft(shape, [DraftRow("s", 1, 9)]).tokens == [[1]]
-    assert len(speculator.draft(shape, [DraftRow("s", 99, 9)]).tokens[0]) <= 8
+    assert len(speculator.draft(shape, [DraftRow("s", 99, 9)]).tokens[0]) <= MOST_DRAFTS
 
 
 def test_void_rows_are_not_counted() -> None:

@@ -10,7 +10,7 @@ namespace {
 // columns.
 struct Codes4 {
     static constexpr int BITS = 4;
-    static constexpr bool SMALL = true;
+    static constexpr bool SMALL = true, WHOLE = true;
     HR_INLINE Codes4 make(const hr_part *) { return {}; }
     template <int J> inline __attribute__((always_inline)) C get(const uint8_t *p) const {
         C v = cload(p + J / 2 * 64);
@@ -19,7 +19,7 @@ struct Codes4 {
 };
 struct Codes4Table {
     static constexpr int BITS = 4;
-    static constexpr bool SMALL = false;
+    static constexpr bool SMALL = false, WHOLE = false;
     C table;
     HR_INLINE Codes4Table make(const hr_part *part) { return {ctable(part->table)}; }
     template <int J> inline __attribute__((always_inline)) C get(const uint8_t *p) const {
@@ -28,7 +28,7 @@ struct Codes4Table {
 };
 struct Codes5 {
     static constexpr int BITS = 5;
-    static constexpr bool SMALL = true;
+    static constexpr bool SMALL = true, WHOLE = false;
     HR_INLINE Codes5 make(const hr_part *) { return {}; }
     template <int J> inline __attribute__((always_inline)) C get(const uint8_t *p) const {
         C top = cload(p + 256);
@@ -37,7 +37,7 @@ struct Codes5 {
 };
 struct Codes6 {
     static constexpr int BITS = 6;
-    static constexpr bool SMALL = true;
+    static constexpr bool SMALL = true, WHOLE = false;
     HR_INLINE Codes6 make(const hr_part *) { return {}; }
     template <int J> inline __attribute__((always_inline)) C get(const uint8_t *p) const {
         const uint8_t *q = p + J / 4 * 192;
@@ -51,7 +51,7 @@ struct Codes6 {
 };
 struct Codes8 {
     static constexpr int BITS = 8;
-    static constexpr bool SMALL = false;
+    static constexpr bool SMALL = false, WHOLE = true;
     HR_INLINE Codes8 make(const hr_part *) { return {}; }
     template <int J> inline __attribute__((always_inline)) C get(const uint8_t *p) const { return cload(p + J * 64); }
 };

@@ -21,10 +21,10 @@ struct Out {
         float *to = y + r * stride;
         const int64_t step = stride;
         if (rows >= 16 && !bias) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < R; i++) fstore(to + i * step, v[i]);
         } else {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < R; i++) put(r + i, v[i]);
         }
     }
@@ -40,13 +40,14 @@ template <int R, class Tile> HR_INLINE void run_tile(int64_t size, int64_t r, co
     if (size == R) return tile.template run<R>(r);
     if constexpr (R > 1) run_tile<R - 1>(size, r, tile);
 }
-// All rows, in as few passes over the panel as tiles of at most TILE rows need, and in tiles of about the same size:
+// All rows, in as few passes over the panel as tiles of at most MOST rows need, and in tiles of about the same size:
 // those of one and two rows are bound by the latency of their sums. A multiple of `unit` rows stays together.
-template <class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile, int64_t unit = 1) {
-    int64_t passes = (rows + TILE - 1) / TILE;
+template <int MOST = TILE, class Tile> HR_INLINE void for_tiles(int64_t rows, const Tile &tile, int64_t unit = 1) {
+    static_assert(MOST % 2 == 0, "a unit has one row or two");
+    int64_t passes = (rows + MOST - 1) / MOST;
     for (int64_t i = 0, r = 0; i < passes; i++) {
         int64_t end = rows / unit * (i + 1) / passes * unit;
-        run_tile<TILE>(end - r, r, tile);
+        run_tile<MOST>(end - r, r, tile);
         r = end;
     }
 }
@@ -68,7 +69,7 @@ template <class Codes, int Columns, bool Min> struct TileI8 {
                                         (const Step *)(x + wide), sums);
         if (!pair) out->put_rows<R>(r, sums);
         else
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i + 1 < R; i += 2) out->put((r + i) / 2, fadd(sums[i], sums[i + 1]));
     }
 };
@@ -100,7 +101,7 @@ struct TileBf16 {
         // Memory is idle while a panel is read again: the last pass prefetches the next panel.
         int64_t ahead = r > 0 && r + R == in.count ? panel_bytes : AHEAD;
         F sums[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < R; i++) sums[i] = fzero();
         tile_bf16<R>(panel, pairs, ahead, (const uint8_t *)in.x + r * in.stride, in.stride, sums);
         out->template put_rows<R>(r, sums);
@@ -117,14 +118,14 @@ struct TileF8 {
     const Out *out;
     template <int R> inline void run(int64_t r) const {
         F sums[R], before[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < R; i++) {
             before[i] = begin ? fload_n(out->y + (r + i) * out->stride, out->rows) : fzero();
             sums[i] = stepped ? fzero() : before[i];
         }
         const char *x = in.x + r * in.stride;
         tile_bf16<R>(w, (end - begin + 1) / 2, AHEAD, (const uint8_t *)x + 2 * begin, in.stride, sums);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < R; i++) {
             const float *scales = (const float *)(x + i * in.stride + 2 * wide);
             F unit = fmul(scale, fset(scales[stepped ? begin / CHUNK : 0]));
@@ -145,10 +146,10 @@ struct TileF32 {
     const Out *out;
     template <int R> inline void run(int64_t r) const {
         F sums[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < R; i++) sums[i] = begin ? fload_n(out->y + (r + i) * out->stride, out->rows) : fzero();
         tile_f32<R>(w, columns, (const float *)(in.x + r * in.stride) + begin, in.stride / 4, sums);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < R; i++) {
             if (last) out->put(r + i, sums[i]);
             else fstore_n(out->y + (r + i) * out->stride, sums[i], out->rows);
@@ -164,7 +165,8 @@ inline void panel_i8(const hr_part *part, const uint8_t *panel, int64_t wide, Ro
     bool pair = part->arith == HR_ARITH_I8_PAIR;
     if (pair) in = {in.x, in.stride / 2, in.count * 2};
     TileI8<Codes, Columns, Min> tile{Codes::make(part), from, wide, part->offset_bits, scales, addends, in, &out, pair};
-    for_tiles(in.count, tile, pair ? 2 : 1);
+    constexpr int most = Columns == 32 && Codes::WHOLE ? WIDE_TILE : TILE;
+    for_tiles<most>(in.count, tile, pair ? 2 : 1);
 }
 
 template <class Codes>

@@ -48,7 +48,7 @@ HR_INLINE void dot_quads(Codes codes, const uint8_t *p, const uint8_t *ahead, co
         C w = codes.template get<J>(p);
         if constexpr (J == 0 || J * Codes::BITS / 8 != (J - 1) * Codes::BITS / 8)
             prefetch(ahead + J * Codes::BITS / 8 * 64);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) sums[r] = dot<Codes::SMALL>(sums[r], w, x + r * stride + 4 * J);
         dot_quads<Codes, R, J + 1, End>(codes, p, ahead, x, stride, sums);
     }
@@ -59,11 +59,11 @@ inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_b
                     const float *addends, const int8_t *x, int64_t stride, const Step *info, F *out) {
     const uint8_t *p = from.codes;
     F acc[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) acc[r] = fzero();
     for (int64_t t = 0; t < steps; t++) {
         I sums[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             const Step *s = (const Step *)((const char *)info + r * stride) + t;
             sums[r] = offset_bits < 0 ? iset16(0) : ishl(iset16(s->minus_sum), offset_bits);
@@ -71,7 +71,7 @@ inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_b
         dot_quads<Codes, R, 0, Columns / 4>(codes, p, from.ahead(p), x, stride, sums);
         from.fetch_tail(t);
         F scale = fload(scales + 16 * t), addend = Min ? fload(addends + 16 * t) : fzero();
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             const Step *s = (const Step *)((const char *)info + r * stride) + t;
             acc[r] = ffma(to_f(sums[r]), fmul(scale, fset(s->scale)), acc[r]);
@@ -80,7 +80,7 @@ inline void tile_i8(Codes codes, const Stream &from, int64_t steps, int offset_b
         p += Columns * 2 * Codes::BITS;
         x += Columns;
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) out[r] = acc[r];
 }
 
@@ -90,7 +90,7 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
                         const int8_t *x, int64_t stride, const Step *info, F *out) {
     const uint8_t *p = from.codes;
     I sums[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
         const Step *s = (const Step *)((const char *)info + r * stride);
         sums[r] = offset_bits < 0 ? iset16(0) : ishl(iset16(s->minus_sum), offset_bits);
@@ -99,7 +99,7 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
         dot_quads<Codes, R, 0, 8>(codes, p, from.ahead(p), x, stride, sums);
         from.fetch_tail(t);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
         const Step *s = (const Step *)((const char *)info + r * stride);
         I exact = isub(sums[r], imul(iset16(s->zero), row_sums));
@@ -111,30 +111,30 @@ inline void tile_i8_row(Codes codes, const Stream &from, int64_t steps, int offs
 template <int R>
 inline void tile_bf16(const uint8_t *p, int64_t pairs, int64_t ahead, const uint8_t *x, int64_t stride, F *out) {
     F acc[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) acc[r] = out[r];
     for (int64_t k = 0; k < pairs; k++, p += 64, x += 4) {
         C w = cload(p);
         prefetch(p + ahead);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) acc[r] = bf_dot(acc[r], w, x + r * stride);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) out[r] = acc[r];
 }
 
 // Adds to `out`.
 template <int R> inline void tile_f32(const float *w, int64_t columns, const float *x, int64_t stride, F *out) {
     F acc[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) acc[r] = out[r];
     for (int64_t k = 0; k < columns; k++, w += 16) {
         F v = fload(w);
         prefetch((const char *)w + AHEAD);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) acc[r] = ffma(v, fset(x[r * stride + k]), acc[r]);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) out[r] = acc[r];
 }
 

@@ -23,6 +23,42 @@ template <class T, class F> HR_INLINE void scatter(T *group, bool keys, bool pai
     for (int64_t i = 0; i < n; i++) group[place(keys, paired, padded, key, i)] = code(i);
 }
 
+// As to_bf16, W values at once: in the low halves.
+HR_INLINE vu bf16_bits(vf x) {
+    vu u = (vu)x, even = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 0x40u;
+    return (u & 0x7fffffffu) > 0x7f800000u ? quiet : even;
+}
+
+// A key of bfloat16: elements 2 i and 2 i + 1 are the word 16 i + key.
+HR_INLINE void store_key(uint32_t *group, int64_t key, int64_t n, const float *x) {
+    for (int64_t i = 0; i < n; i += W) {
+        uint32_t bits[W];
+        storeu(bits, bf16_bits(vload_n(x + i, n - i)));
+        for (int64_t j = 0; j < W && i + j < n; j += 2) {
+            uint32_t *word = group + (i + j) / 2 * 16 + key;
+            uint32_t high = i + j + 1 < n ? bits[j + 1] << 16 : *word & 0xffff0000u;
+            *word = bits[j] | high;
+        }
+    }
+}
+
+// A value of bfloat16: element i is a half of the word key / 2 * padded + i, the low one of an even key. Another thread
+// may write the other half at the same time, so it is not touched.
+HR_INLINE void store_value(uint16_t *group, int64_t padded, int64_t key, int64_t n, const float *x) {
+    uint16_t *to = group + key / 2 * padded * 2;
+    for (int64_t i = 0; i < n; i += W) {
+        vu bits = bf16_bits(vload_n(x + i, n - i));
+#if defined(__AVX512BW__)
+        if (n - i >= W) {
+            __mmask32 halves = key % 2 ? 0xaaaaaaaau : 0x55555555u;
+            _mm512_mask_storeu_epi16(to + 2 * i, halves, (__m512i)(key % 2 ? bits << 16 : bits));
+            continue;
+        }
+#endif
+        for (int64_t j = 0; j < W && i + j < n; j++) to[2 * (i + j) + key % 2] = (uint16_t)bits[j];
+    }
+}
+
 // Store one token's head. Codes of int8 and e4m3 are x / scale, scale = amax / largest code.
 [[maybe_unused]] void store(const hr_kv *kv, bool keys, int64_t block, int64_t head, int64_t offset, const float *x) {
     int64_t key = offset % 16, n = kv->dim, padded = kv->padded;
@@ -30,8 +66,8 @@ template <class T, class F> HR_INLINE void scatter(T *group, bool keys, bool pai
     if (kv->dtype == HR_F32) return scatter((float *)to, keys, false, padded, key, n, [&](int64_t i) { return x[i]; });
     if (kv->dtype == HR_F16)
         return scatter((uint16_t *)to, keys, false, padded, key, n, [&](int64_t i) { return to_f16(x[i]); });
-    if (kv->dtype == HR_BF16)
-        return scatter((uint16_t *)to, keys, true, padded, key, n, [&](int64_t i) { return to_bf16(x[i]); });
+    if (kv->dtype == HR_BF16 && keys) return store_key((uint32_t *)to, key, n, x);
+    if (kv->dtype == HR_BF16) return store_value((uint16_t *)to, padded, key, n, x);
     float most = kv->dtype == HR_I8 ? 127.0f : 448.0f, scale = largest(x, n) / most, by = scale > 0.0f ? scale : 1.0f;
     char *scales = (keys ? kv->key_scales : kv->value_scales) + hr_kv_scales(kv, block, head, offset);
     ((float *)scales)[key] = scale;

@@ -22,6 +22,9 @@ __all__ = ["TapeExecutable"]
 
 _COUNTED = ((0, "tokens"), (1, "seqs"), (2, "rows"))
 """Dimensions whose actual size a tape reads at run time, with their number in `native_args.Dim`."""
+_COUNTING = {0: "token_ids", 1: "slots", 2: "rows"}
+"""Of each such dimension an input that has it."""
+_MOST_VIEWS = 64
 _SIZED = frozenset({"sizes", "bias_row", "block_tables"})
 """Inputs that define the sizes of a step."""
 _MIN_BIASES = 1024
@@ -58,8 +61,8 @@ class TapeExecutable:
         self._tape: _Recorded | None = None
         self._last: dict[str, Tensor] = {}
         self._sizes: list[int] = [0] * 5
-        self._narrowed: Mapping[str, Tensor] | None = None
-        """Views of the outputs for the last sizes."""
+        self._narrowed: dict[tuple[int, ...], Mapping[str, Tensor]] = {}
+        """Views of the outputs, by the numbers of tokens, sequences and rows."""
         self._copies: Any = (HostCopy * 0)()
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
@@ -79,10 +82,14 @@ class TapeExecutable:
         self._last = dict(inputs)
         keep = (tape, self._last)
         self._team.run_tape(tape.recorder.tape.handle, Sizes(*sizes), self._copies, count, keep)
-        if self._narrowed is None or sizes != self._sizes or "sizes" not in inputs:
-            self._narrowed = {name: self._narrow(x, inputs) for name, x in tape.outputs.items()}
         self._sizes = sizes
-        return kv, self._narrowed
+        counts = tuple([len(inputs[name]) for name in _COUNTING.values() if name in inputs])
+        narrowed = self._narrowed.get(counts)
+        if narrowed is None:
+            if len(self._narrowed) == _MOST_VIEWS:
+                self._narrowed.clear()
+            narrowed = self._narrowed[counts] = {name: self._narrow(x, inputs) for name, x in tape.outputs.items()}
+        return kv, narrowed
 
     def profile(self, on: bool | None = None) -> list[OpProfile]:
         """The operators of the tape in order, with mean seconds over the measured launches. `on` switches measuring."""
@@ -164,7 +171,7 @@ class TapeExecutable:
         self._recorded(recorder.tape)
         addresses = {name: x.data_ptr() for name, x in buffers.items()}
         self._tape = _Recorded(recorder, kv, buffers, dict(outputs), addresses, frozenset(flexible), frozenset(passed))
-        self._last, self._narrowed, self._sizes = {}, None, [0] * 5
+        self._last, self._narrowed, self._sizes = {}, {}, [0] * 5
         self._copies = (HostCopy * max(len(buffers), 1))()
         return self._tape
 
@@ -182,7 +189,7 @@ class TapeExecutable:
     def _narrow(self, x: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """An output with as many rows as the caller's inputs of the same dimension."""
         dim: Dim | None = getattr(x, "hr_dim", None)
-        name = None if dim is None else {0: "token_ids", 1: "slots", 2: "rows"}.get(dim.dim)
+        name = None if dim is None else _COUNTING.get(dim.dim)
         if dim is None or name is None or name not in inputs:
             return x
         rows = x[: inputs[name].shape[0] * dim.fixed]
