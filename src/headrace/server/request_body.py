@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.inspect import CollectionType, DictType, StructType, Type, UnionType, type_info
+from msgspec.inspect import CollectionType, DictType, LiteralType, StructType, Type, UnionType, type_info
 from starlette.requests import Request
 
 from headrace.errors import InvalidRequest
@@ -128,6 +128,8 @@ def _explain(text: str, kind: type[Body]) -> InvalidRequest:
     if match := _AT.match(text):
         param = match["path"].replace("[...]", "")
         what = match["what"].replace(" | null", "")
+        if what.startswith("Invalid enum value") and (values := _values_at(kind, match["path"])):
+            what += f"; one of {', '.join(values)}"
         return InvalidRequest(f"`{param}`: {what[:1].lower()}{what[1:]}", param, "invalid_value")
     return InvalidRequest(f"the body: {text[:1].lower()}{text[1:]}", code="invalid_value")
 
@@ -152,10 +154,19 @@ def _join(path: str | None, name: str) -> str:
 
 def _fields_at(kind: type[Body], path: str | None) -> list[str]:
     """Field names of the objects that may stand at `path`, as in `messages[0].content[...]`."""
+    return [field.encode_name for one in _types_at(kind, path) if isinstance(one, StructType) for field in one.fields]
+
+
+def _values_at(kind: type[Body], path: str | None) -> list[str]:
+    """The texts that a field with a fixed set of values takes, sorted."""
+    return sorted({str(v) for one in _types_at(kind, path) if isinstance(one, LiteralType) for v in one.values})
+
+
+def _types_at(kind: type[Body], path: str | None) -> list[Type]:
     level = [_type_of(kind)]
     for step in _STEP.findall(path or ""):
         level = [inner for one in level for inner in _within(one, step)]
-    return [field.encode_name for one in level if isinstance(one, StructType) for field in one.fields]
+    return level
 
 
 @lru_cache

@@ -8,7 +8,8 @@ import json
 import pytest
 from server_fakes import BOS, CONTEXT, MODEL, VOCAB, ByteTokenizer, fault, serve_fake
 
-from headrace.server.request_body import MAX_BODY
+from headrace.errors import InvalidRequest
+from headrace.server.request_body import MAX_BODY, decode_body
 from headrace.server.schemas import ChatRequest, CompletionRequest, Message, StreamOptions
 
 SERVED = serve_fake()
@@ -281,3 +282,16 @@ def test_the_text_of_a_special_token_stops_by_the_token():
         # Where it is shown, the text stops.
         asyncio.run(ask(stop="<s>", skip_special_tokens=False))
         assert served.engine.requests[-1].params.stop_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "values"),
+    [
+        (b'{"messages": [{"role": "usr", "content": "a"}]}', "messages[0].role", "assistant, developer, system, tool"),
+        (b'{"messages": [], "structured_outputs": {"whitespace": "no"}}', "structured_outputs.whitespace", "compact"),
+    ],
+)
+def test_values_of_a_fixed_set_are_listed(body: bytes, param: str, values: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"one of {values}") as refused:
+        decode_body(body, ChatRequest)
+    assert refused.value.param == param
