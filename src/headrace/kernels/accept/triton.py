@@ -35,7 +35,7 @@ def accept_kernel(
         first += tl.sum((tl.load(row_tokens + row, row < live, begin) < begin).to(tl.int32), 0)
     nth = tl.arange(0, DRAFTS)
     draft = tl.load(drafts + seq.to(tl.int64) * MOST + nth, nth < MOST, -1)
-    made = (draft >= 0) & (nth < tl.where(own, fresh - 1, 0))
+    made = nth < tl.minimum(tl.where(own, fresh - 1, 0), tl.min(tl.where(draft < 0, nth, DRAFTS), 0))
     right = made & (draft == tl.load(tokens + tl.minimum(first + nth, rows - 1)))
     count = tl.where(own, tl.min(tl.where(right, DRAFTS, nth), 0) + 1, 0)
     tl.store(counts + 2 * seq, count)
