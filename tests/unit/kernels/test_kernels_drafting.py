@@ -100,7 +100,8 @@ def test_what_was_sampled_counts(seed: int) -> None:
         if lengths[seq] == GIVEN:
             assert (count, made, grown) == (0, 0, 0)
             continue
-        drafts = [one for one in given["drafts"][seq, : ends[seq + 1] - ends[seq] - 1].tolist() if one != NO_TOKEN]
+        drafts = given["drafts"][seq, : ends[seq + 1] - ends[seq] - 1].tolist()
+        drafts = drafts[: drafts.index(NO_TOKEN)] if NO_TOKEN in drafts else drafts
         sampled = tokens[rows.index(ends[seq]) :]
         right = 0
         while right < len(drafts) and drafts[right] == sampled[right]:

@@ -24,7 +24,8 @@ def accept(
     # Every token of a placed sequence has a row.
     first = ((batch.rows.long() < starts[:-1, None]) & live).sum(1)
     nth = torch.arange(drafts.shape[1], device=history.device)
-    made = own[:, None] & (drafts >= 0) & (nth < (starts[1:] - starts[:-1] - 1)[:, None])
+    held = own[:, None] & (drafts >= 0) & (nth < (starts[1:] - starts[:-1] - 1)[:, None])
+    made = held.long().cumprod(1) > 0
     right = made & (drafts == tokens[(first[:, None] + nth).clamp(max=len(tokens) - 1)])
     count = torch.where(own, right.long().cumprod(1).sum(1) + 1, 0)
     slots, column = batch.slots.long(), torch.full_like(count, history.shape[1] - 1)
