@@ -95,12 +95,14 @@ def compare(args: argparse.Namespace, task: str, temperature: float, plain: LLM,
             if args.answers
             else [list(task_prompt(TASKS[task], args.prompt, encode, rng)) for _ in range(args.batch)]
         )
-        params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=number, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=args.tokens, temperature=temperature, seed=number, ignore_eos=not args.answers
+        )
         answers = []
         for llm in (plain, drafted) if number % 2 else (drafted, plain):
             start = time.perf_counter()
             answers.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, progress=False)])
-            speeds[llm].append(args.batch * args.tokens / (time.perf_counter() - start))
+            speeds[llm].append(sum(map(len, answers[-1])) / (time.perf_counter() - start))
         same = same and answers[0] == answers[1]
         ratios.append(speeds[drafted][-1] / speeds[plain][-1])
     after = drafted.stats().speculation

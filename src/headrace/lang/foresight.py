@@ -221,7 +221,7 @@ def _known(scope: Scope, operand: Operand) -> Any:
 def _entries(over: Any, most: int) -> Any:
     """The entries of a loop, without a copy."""
     if isinstance(over, int) and not isinstance(over, bool):
-        over = range(over)
+        over = range(min(over, most + 1))  # A range of far more has no length.
     if not isinstance(over, (list, range)) or len(over) > most:
         raise _Stop
     return over

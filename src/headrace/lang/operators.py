@@ -109,13 +109,15 @@ def is_large(value: Any, most: int = MOST_SIZE, nesting: int = MOST_NESTING) -> 
             if not isinstance(one, (str, list, dict)):
                 continue
             total += len(one)
+            if total > most or (depth == nesting and not isinstance(one, str)):
+                return True  # Before the entries are looked at: there may be millions.
             if isinstance(one, dict):
                 total += sum(map(len, one))
                 inner += one.values()
             elif isinstance(one, list):
                 inner += one
-            if total > most or (depth == nesting and not isinstance(one, str)):
-                return True
+        if total > most:
+            return True
         level = inner
     return False
 

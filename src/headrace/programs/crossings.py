@@ -44,6 +44,8 @@ class Crossings:
     async def text(self, conversation: Conversation, rendered: str, tail: Tail) -> str | None:
         """The text behind a generation, up to where the next one begins; None if it cannot be foreseen. `conversation`:
         one that is about to generate in the open assistant's message, and its `rendered` text."""
+        if conversation.role is None:
+            return None
         shape = self.shape(tail)
         if shape not in self._pieces:
             if len(self._pieces) >= _MOST:
@@ -68,10 +70,10 @@ class Crossings:
 
         markers = [_marker(0), *(mark(text) for text in _texts(tail))]
         generated, behind, *between, opening = markers
-        made = conversation.add(generated + behind).end()
-        for (role, _), text in zip(tail.turns or (), between, strict=True):
-            made = made.begin(role).add(text).end()
         try:
+            made = conversation.add(generated + behind).end()
+            for (role, _), text in zip(tail.turns or (), between, strict=True):
+                made = made.begin(role).add(text).end()
             text = await self._render(made.begin("assistant").add(opening))
         except HeadraceError:
             return None  # The prompt itself may be refused, too; that is reported when it is asked for.

@@ -233,6 +233,34 @@ def test_long_texts_are_not_foreseen() -> None:
     assert names(reading, document="x" * 2001) == []
 
 
+def test_more_passes_than_may_be_are_left_to_the_run() -> None:
+    """It refuses them, however many they are."""
+
+    @hl.program
+    def counted(s: hl.State, count: int) -> None:
+        s.gen("a", max_tokens=3)
+        with hl.for_(count, max=3):
+            s.text("x")
+        s.gen("b", max_tokens=3)
+
+    assert [names(counted, count=count) for count in (-1, 3)] == [[("b", "", ())], [("b", "xxx", ())]]
+    assert [names(counted, count=count) for count in (4, 10**30)] == [[], []]
+
+
+def test_entries_of_large_values_are_not_looked_at() -> None:
+    class Unread(list[str]):
+        def __iter__(self) -> Any:
+            raise AssertionError("read")
+
+    @hl.program
+    def measured(s: hl.State, many: list[str]) -> None:
+        s.gen("a", max_tokens=3)
+        s["length"] = many.length()
+        s.gen("b", max_tokens=3)
+
+    assert names(measured, many=Unread(["x"] * 201)) == [("b", "", ())]
+
+
 def test_a_budget_of_tokens_is_left_to_the_run() -> None:
     @hl.program(max_tokens=100)
     def limited(s: hl.State) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from headrace.errors import InvalidRequest
-from headrace.lang.conversation import Conversation, Tail
+from headrace.lang.conversation import MOST_TEXT, Conversation, Tail
 from headrace.programs.crossings import Crossings
 
 TALK = Conversation().begin("user").add("Hi").end().begin("assistant")
@@ -72,6 +73,19 @@ def test_what_a_template_writes_in_another_way_is_not_foreseen(template: Templat
     tail = Tail(".", (("user", "a"),), "assistant")
     assert ask(Crossings(template), tail, tail) == [None, None]
     assert template.count == 1
+
+
+def test_a_text_without_messages_has_no_crossing() -> None:
+    """A checked plan can exchange the states that a loop carries: text stands where a message would."""
+    template = Template()
+    crossings, tail = Crossings(template), Tail(".", (("user", "a"),), "assistant")
+    assert asyncio.run(crossings.text(Conversation().add("Hi"), "Hi", tail)) is None
+    assert template.count == 0
+
+
+def test_a_conversation_near_its_limit_is_not_foreseen() -> None:
+    talk = replace(TALK, size=MOST_TEXT - 10)
+    assert asyncio.run(Crossings(Template()).text(talk, PROMPT, Tail(".", (("user", "a"),), "assistant"))) is None
 
 
 def test_guesses_that_are_wrong_more_often_than_right_end() -> None:

@@ -234,8 +234,8 @@ class Followers:
         return self._first_error() is not None or any(step in follower.results for follower in self._followers)
 
     def result(self, step: int, rows: int) -> StepResult:
-        """The result of a step of so many rows that another rank computes; waits for it. Raises the error of the first
-        rank that has ended, and DeviceLost if one hangs."""
+        """The result of a step that another rank computes; waits for it. `rows`: as `rows_of` counts them. Raises the
+        error of the first rank that has ended, and DeviceLost if one hangs."""
         limit = self._patience.limit(rows)
         with self._changed:
             waited = wait_patiently(self._changed, lambda: self.has_result(step), limit)

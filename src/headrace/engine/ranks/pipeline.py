@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from headrace.engine.core_loop import PendingStep
 from headrace.engine.ranks.leader import Followers, GroupRunner
+from headrace.engine.ranks.step_patience import rows_of
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.types import StepPlan, StepResult
 
@@ -19,7 +20,7 @@ class PipelineRunner(GroupRunner):
     def launch(self, plan: StepPlan) -> PendingStep:
         """Raises DeviceLost."""
         assert not plan.split, "all that the plan depends on has been committed"
-        return _PipelineStep(plan.step, len(plan.token_ids), super().launch(plan), self._followers)
+        return _PipelineStep(plan.step, rows_of(plan), super().launch(plan), self._followers)
 
 
 class _PipelineStep:

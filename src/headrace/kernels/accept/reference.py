@@ -14,7 +14,8 @@ def accept(
     batch: Batch, lengths: torch.Tensor, drafts: torch.Tensor, tokens: torch.Tensor, history: torch.Tensor
 ) -> torch.Tensor:
     """int32 [S, 2]: the tokens of each placed sequence that count (the drafts that were sampled, and one more), and its
-    drafts; 0 for others. Adds the first to the length in the last column of the history."""
+    drafts up to the first negative one; 0 for others. Adds the first to the length in the last column of the
+    history."""
     if not len(lengths) or not len(tokens):
         return torch.zeros((len(lengths), 2), dtype=torch.int32, device=history.device)
     own, _ = known_lengths(batch, lengths, history)
