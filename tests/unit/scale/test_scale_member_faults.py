@@ -13,10 +13,10 @@ from stub_engine import Stub
 from test_route_relay import run
 from test_scale_set import QUICK, scaled
 
-from headrace.errors import AddressTaken, ConfigError, HeadraceError, NoRoom
+from headrace.errors import AddressTaken, ConfigError, HeadraceError, ModelNotFound, NoRoom
 from headrace.scale import member, replica_set
 from headrace.scale.member import Member
-from headrace.scale.replica_process import report_of
+from headrace.scale.replica_process import _model, report_of
 
 
 def test_what_has_worked_is_started_again_after_an_error_that_would_be_final() -> None:
@@ -177,3 +177,9 @@ def test_engines_that_are_held_back_are_not_coming(monkeypatch: pytest.MonkeyPat
             assert len(it.group.members()) == 2
 
     run(check())
+
+
+def test_a_path_that_cannot_be_looked_for_is_not_on_this_machine(tmp_path: Path) -> None:
+    """As one in a folder of another user: the model of that name is looked for then."""
+    with pytest.raises(ModelNotFound, match="headrace pull some/model"):
+        _model({"path": str(tmp_path / ("a" * 300)), "name": "some/model"})
