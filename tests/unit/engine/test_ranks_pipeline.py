@@ -177,6 +177,16 @@ def test_a_rank_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
             launched.result()
 
 
+def test_a_first_stage_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other stage waits for its rows, and would be taken for one that hangs."""
+    monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 0.01)
+    with ranks("ok") as made:
+        made.await_all(Loaded)
+        launched = PipelineRunner(Runner(PlatformError("an index out of range")), made).launch(numbered(1))
+        with pytest.raises(DeviceLost, match=r"^an index out of range$"):
+            launched.result()
+
+
 def test_a_rank_that_takes_no_messages_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the kernel keeps for it are sent; whoever sends more does not wait for ever, nor does the end."""
     monkeypatch.setattr(leader, "_SEND_TIMEOUT", 0.04)
