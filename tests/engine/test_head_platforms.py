@@ -17,6 +17,7 @@ from tiny_models import prompt as random_prompt
 
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.engine import startup
+from headrace.engine.rank_loading import drafts_of
 from headrace.engine.startup import Engine, build_on
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform
@@ -103,6 +104,8 @@ def test_answers_are_those_without_drafts(
     assert found == plain
     assert engine.head is not None
     assert engine.head.failures == 0
+    overlap = drafts_of(config_of(target, speculate=speculate), device) > 0
+    assert overlap != isinstance(device, CpuDevice)
     (totals,) = engine.core.stats().speculation.methods
     assert totals.method == method
     assert sum(totals.drafted) > 10

@@ -194,6 +194,9 @@ def _drafting() -> Iterator[_Call]:
     given |= {"drafts": drafts}
     yield "place", None, True, "place", {**given, "position": step.position, "size": 16}
     yield "accept", None, True, "accept", {**given, "tokens": step.batch.rows}
+    given = {"batch": step.batch, "history": history}
+    yield "read_drafts", None, True, "read_drafts", {**given, "lengths": step.lengths, "most": 8}
+    yield "shift", None, True, "shift", {**given, "bounds": step.lengths, "position": step.position, "size": 16}
 
 
 _FAST_TILES = ("linear-bfloat16", "linear-int4-128", "linear-fp8-block", "linear-int8-w8a8", "attention-bfloat16")

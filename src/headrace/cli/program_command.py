@@ -93,8 +93,10 @@ def _write(path: str | None, text: str) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from headrace.cli.program_files import open_program, read_arguments, read_rows
+    from headrace.lang.priority import check_priority
 
-    # What is wrong with the program shows before a model is loaded.
+    # What is wrong with the program or its priority shows before a model is loaded.
+    check_priority(args.priority or 0)
     program = open_program(args.file)
     given = read_arguments(args.arguments)
     rows: list[dict[str, Any]] | None = None

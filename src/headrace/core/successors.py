@@ -128,8 +128,8 @@ class Successors:
             return []  # It is added once more when the sequence has ended, and refused then.
         made = Sequence.of(request, next(self._orders), self._config.vocab_size)
         slot = seq.slot
-        if self._cache.take_over(seq, made, known) != known:
-            return []
+        if made.reusable < known or self._cache.take_over(seq, made, known) is None:
+            return []  # It pools states of tokens that are computed already, or has no blocks.
         made.tokens[known], made.unknown, made.filled, made.resumed = NO_TOKEN, known, filled, True
         self._running.leave(seq)
         self._slots.store(slot, made, known)

@@ -301,7 +301,7 @@ class OptionalOps(Protocol):
 
     def accept(self, batch: Batch, lengths: Tensor, drafts: Tensor, tokens: Tensor, history: Tensor) -> Tensor:
         """int32 [S, 2]: for sequences with lengths, how many of their sampled `tokens` [R] count, and how many drafts
-        they had; otherwise 0.
+        they had, up to the first negative one; otherwise 0.
 
         The drafts that are what was sampled count, up to the first other one, and the token after them. The first
         number is added to history[slot, -1]; the sampler has written the tokens to the history.

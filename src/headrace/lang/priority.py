@@ -11,7 +11,7 @@ from headrace.lang.backend import Backend, ModelSource, Prioritisable
 from headrace.lang.running import BlockingSource, Target
 from headrace.lang.server_source import Server, server
 
-__all__ = ["prioritised"]
+__all__ = ["check_priority", "prioritised"]
 
 T = TypeVar("T")
 _MOST = 2**31
@@ -20,8 +20,7 @@ _MOST = 2**31
 def prioritised(on: Target, priority: int) -> Target:
     """For `on=`: the same model, whose requests get this priority, all of a run's. The lowest runs first; requests have
     0 if they state none. Raises ProgramError for what is no priority."""
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -_MOST <= priority < _MOST:
-        raise ProgramError(f"a priority is a whole number from -2^31 to 2^31 - 1, got {excerpt(priority, 60)}")
+    check_priority(priority)
     if isinstance(on, str):
         on = server(on)
     if isinstance(on, Server):
@@ -29,6 +28,12 @@ def prioritised(on: Target, priority: int) -> Target:
     if isinstance(on, BlockingSource):
         return _Blocking(on, priority)
     return _Source(on, priority)
+
+
+def check_priority(priority: int) -> None:
+    """Raises ProgramError for what is no priority."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -_MOST <= priority < _MOST:
+        raise ProgramError(f"a priority is a whole number from -2^31 to 2^31 - 1, got {excerpt(priority, 60)}")
 
 
 class _Blocking:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from headrace.route.fleet import Fleet
 from headrace.route.prompt_client import PromptClient
@@ -29,5 +29,6 @@ def keep_reader(fleet: Fleet, model: str, tokenizers: Mapping[str, str]) -> None
 
 def _newest(facts: list[Facts]) -> Facts | None:
     """Of the engine that was added last; of those whose files are on this machine, too, if there are such."""
-    here = [one for one in facts if Path(one.path).exists()]
+    # Not of `Path`: that raises for a folder of another user, which may well be a path of another machine.
+    here = [one for one in facts if os.path.exists(one.path)]
     return next(reversed(here or facts), None)

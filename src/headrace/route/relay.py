@@ -141,14 +141,14 @@ class Relay:
 
     async def _show_early(self, choice: Choice, answer: Answer, events: bytes) -> None:
         """Show the first token, from the engine that has computed the prompt."""
-        if not self._early_open or self._shown or self._kept is None:
-            return
-        self._shown = True
-        self._early_rest = Continuation(events, passes_errors=True)
-        events = self._kept.take(events)
-        self._metrics.early.inc()
-        choice.ticket.first_token(time.monotonic())
         async with self._sending:
+            if not self._early_open or self._shown or self._kept is None:
+                return
+            self._shown = True
+            self._early_rest = Continuation(events, passes_errors=True)
+            events = self._kept.take(events)
+            self._metrics.early.inc()
+            choice.ticket.first_token(time.monotonic())
             await self._start(choice.replica, answer)
             await self._send_events(events)
 
@@ -256,7 +256,7 @@ class Relay:
         if self._kept is not None:
             await self._show(self._kept.rest())
         self._shown = True
-        await self._send(_body(b"", more=False))
+        await self._end(b"")
 
     async def _show(self, events: bytes) -> None:
         if events:
@@ -266,6 +266,11 @@ class Relay:
     async def _send_events(self, events: bytes) -> None:
         self.pieces += events.count(b"\ndata: {") + events.startswith(b"data: {")
         await self._send(_body(events))
+
+    async def _end(self, data: bytes) -> None:
+        """The last of a stream, behind what is still being sent."""
+        async with self._sending:
+            await self._send(_body(data, more=False))
 
     async def _go_on(self, choice: Choice, lost: UpstreamLost) -> None:
         """The engine was lost after tokens were shown: another one goes on where it stopped, or the stream ends with an
@@ -296,7 +301,7 @@ class Relay:
             finally:
                 answer.close()
             if answer.status == 200:
-                await self._send(_body(b"", more=False))
+                await self._end(b"")
             return answer.status == 200
         finally:
             choice.close()
@@ -345,7 +350,7 @@ class Relay:
         """The engine was lost after tokens were shown, and no second answer can be joined to the first."""
         self._metrics.broken.inc()
         if isinstance(why, EngineFailed):
-            await self._send(_body(why.error.removesuffix(DONE) + DONE, more=False))
+            await self._end(why.error.removesuffix(DONE) + DONE)
             return
         error = HttpError(
             502,
@@ -356,7 +361,7 @@ class Relay:
         if not self._call.stream:
             # A length or a format was promised that cannot be kept: the connection ends early.
             raise _Broken
-        await self._send(_body(self._call.form.error(error), more=False))
+        await self._end(self._call.form.error(error))
 
 
 class _Broken(Exception):

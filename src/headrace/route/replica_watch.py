@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.deadlines import in_time
 from headrace.route.fleet import Fleet
 from headrace.route.model_reader import keep_reader
 from headrace.route.replica import Facts, Replica
@@ -95,11 +96,11 @@ class ReplicaWatch:
     async def _check(self) -> None:
         replica = self._replica
         try:
-            status, body = await asyncio.wait_for(self._get(b"/health"), self._times.timeout)
+            status, body = await in_time(self._times.timeout, self._get(b"/health"))
             if status == 200 and replica.card is None:
-                await asyncio.wait_for(self._read_card(), self._times.timeout)
+                await in_time(self._times.timeout, self._read_card())
             if status == 200 and next(self._checks) % _ROLE_EVERY == 0:
-                await asyncio.wait_for(self._read_role(), self._times.timeout)
+                await in_time(self._times.timeout, self._read_role())
         except asyncio.TimeoutError:
             replica.failed(f"no answer within {self._times.timeout:g} s")
         except UpstreamLost as error:
@@ -146,7 +147,7 @@ class ReplicaWatch:
 
     async def _read_events(self) -> bool:
         """Read events until a gap. True if the engine has none."""
-        answer = await asyncio.wait_for(self._ask(EVENTS_PATH.encode()), self._times.timeout)
+        answer = await in_time(self._times.timeout, self._ask(EVENTS_PATH.encode()))
         try:
             if answer.status == 404:
                 self._without_events()
@@ -213,7 +214,7 @@ class ReplicaWatch:
 async def _events(answer: Answer) -> AsyncIterator[tuple[bytes, bytes]]:
     """(Name, data) of each event. Raises TimeoutError after a silence."""
     rest = b""
-    while piece := await asyncio.wait_for(answer.read(), _SILENCE):
+    while piece := await in_time(_SILENCE, answer.read()):
         *blocks, rest = (rest + piece).split(b"\n\n")
         if len(rest) > _MOST_EVENT:
             raise UpstreamLost(f"an event is larger than {_MOST_EVENT} bytes")

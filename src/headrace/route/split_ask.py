@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from headrace.deadlines import in_time
 from headrace.route.early_token import EarlyToken
 from headrace.route.fleet import Choice
 from headrace.route.replica import Replica
@@ -77,7 +78,7 @@ class SplitAsk:
         """Have the prompt computed; False if that engine was late, failed or refused."""
         replica = self._prefill.replica
         try:
-            status = await asyncio.wait_for(self._status(replica), self._patience)
+            status = await in_time(self._patience, self._status(replica))
         except (UpstreamLost, asyncio.TimeoutError) as error:
             replica.failed(str(error) or f"a prompt was not computed within {self._patience:.1f} s")
             # It may answer checks of its health, and compute nothing: not every request should wait for it.

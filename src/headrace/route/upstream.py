@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from headrace.deadlines import in_time
+
 __all__ = ["Answer", "Origin", "UpstreamLost"]
 
 _HIGH, _LOW = 256 * 2**10, 64 * 2**10
@@ -68,15 +70,16 @@ class Origin:
         return None
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
+        loop, connection = asyncio.get_running_loop(), _Connection()
         try:
-            _, connection = await asyncio.wait_for(
-                loop.create_connection(_Connection, self.host, self.port), _CONNECT_TIMEOUT
-            )
+            await in_time(_CONNECT_TIMEOUT, loop.create_connection(lambda: connection, self.host, self.port))
         except asyncio.TimeoutError:
             raise UpstreamLost(f"no connection within {_CONNECT_TIMEOUT:g} s") from None
         except OSError as error:
             raise UpstreamLost(f"no connection: {error.strerror or error}") from None
+        except asyncio.CancelledError:
+            connection.close()  # It may just have been made.
+            raise
         return connection
 
     def keep(self, connection: _Connection) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.config import Config
+from headrace.deadlines import in_time
 from headrace.errors import ConfigError, PlatformError, truncate
 from headrace.scale.launching import Ending
 from headrace.scale.ray_demand import ray_demand
@@ -100,7 +101,7 @@ class RayLauncher:
         address = "127.0.0.1" if scale.ray_address == "local" else None
         started = actor.start.remote(__version__, str(path), name, settings, [key], address, list(self._command))
         try:
-            facts = await asyncio.wait_for(_result(started), scale.start_timeout)
+            facts = await in_time(scale.start_timeout, _result(started))
         except ray.exceptions.RayError as error:
             raise PlatformError(f"Ray could not start an engine's actor: {_one_line(error)}") from None
         except asyncio.TimeoutError:
@@ -172,7 +173,7 @@ class RayEngine:
 
     async def kill(self) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError, asyncio.TimeoutError):
-            await asyncio.wait_for(_result(self._actor.kill.remote()), 5)
+            await in_time(5, _result(self._actor.kill.remote()))
         self._ray.kill(self._actor)
         await self.wait()
 

@@ -56,7 +56,8 @@ def _model(setup: dict[str, Any]) -> Path:
     """The model's files: where the parent has them, or where this machine has the model of that name. Raises what
     finding it raises."""
     path = Path(setup["path"])
-    if path.exists() or not setup.get("name"):
+    # `Path.exists` would raise for a folder of another user, which here may be none of the parent's.
+    if os.path.exists(path) or not setup.get("name"):
         return path
     from headrace.hub.catalogue import find_local
 

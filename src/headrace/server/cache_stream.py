@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from headrace.deadlines import in_time
 from headrace.engine.wire import CacheBatch, CacheChanged, CacheContents, CacheSnapshot
 from headrace.errors import HeadraceError
 from headrace.server.cache_forms import Change, Changes, Contents, Load
@@ -71,7 +72,7 @@ async def _events(context: Context) -> AsyncIterator[bytes]:
     try:
         while not context.draining:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(reader.came.wait(), max(0.0, due - loop.time()))
+                await in_time(max(0.0, due - loop.time()), reader.came.wait())
             if loop.time() >= due:
                 due = loop.time() + _TICK
                 yield await _load(context)

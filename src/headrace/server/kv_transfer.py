@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from headrace.client.api import GenerateRequest, ModelInfo, Output
 from headrace.config import TransferConfig
 from headrace.engine.wire import TransferInfo
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, excerpt
 from headrace.server.replies import EngineRoleReply
 from headrace.server.schemas import Body
 from headrace.transfer.chain import chain, first_hash
@@ -170,6 +170,10 @@ def _taking(role: EngineRole, info: ModelInfo, handed: _Handed, job: GenerateReq
         )
         raise InvalidRequest(f"`{FIELD}`: {message}", FIELD, "invalid_value")
     tokens = len(job.prompt) if handed.remote_num_tokens is None else handed.remote_num_tokens
+    for name, value in (("remote_num_tokens", tokens), ("remote_epoch", handed.remote_epoch or 0)):
+        if not 0 <= value < 2**32:
+            message = f"`{name}` must be 0 to {2**32 - 1}, got {excerpt(value, 40)}"
+            raise InvalidRequest(f"`{FIELD}`: {message}", FIELD, "invalid_value")
     timeout = role.timeout + handed.patience
     return replace(job, remote=RemoteBlocks(address, tokens, timeout, handed.patience, handed.remote_epoch))
 

@@ -16,8 +16,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BlockForm", "Conversion", "Converter", "conversion", "form_bytes", "joins"]
+__all__ = ["BlockForm", "Conversion", "Converter", "conversion", "form_bytes", "joins", "same_heads"]
 
+_MOST_TOKENS = 4096
+"""Of a block: no engine has so large ones, and who says more is not one of ours."""
+_MOST_ALIGN = 1 << 16
+_MOST_COPIES = 64
+"""Ranks that have the same head, on average."""
 _Place = tuple[int, int, int]
 """Layer, number of a part of it, KV head."""
 
@@ -46,8 +51,27 @@ def form_bytes(form: BlockForm, block_size: int, rank: int | None = None) -> int
 
 
 def joins(one: int, other: int) -> bool:
-    """Whether blocks of one of two sizes are made of whole blocks of the other."""
-    return max(one, other) % min(one, other) == 0
+    """Whether blocks of one of two sizes are made of whole blocks of the other. False for what is no size."""
+    least, most = min(one, other), max(one, other)
+    return least > 0 and most <= _MOST_TOKENS and most % least == 0
+
+
+def same_heads(theirs: BlockForm, ours: BlockForm) -> bool:
+    """Whether two forms are of the same heads of the same layers. `theirs` comes from outside and may say anything:
+    the work is bounded by its length and by what `ours` has."""
+    most: dict[int, int] = {}
+    for layers in ours.ranks:
+        for layer, first, heads in layers:
+            most[layer] = max(most.get(layer, 0), first + heads)
+    found, count = set[tuple[int, int]](), 0
+    for layers in theirs.ranks:
+        for layer, first, heads in layers:
+            if first < 0 or heads < 1 or first + heads > most.get(layer, 0):
+                return False
+            found.update((layer, head) for head in range(first, first + heads))
+            count += heads
+    whole = len(found) == sum(most.values()) and count <= _MOST_COPIES * len(found)
+    return whole and theirs.rows == ours.rows and 1 <= theirs.align <= _MOST_ALIGN
 
 
 class Conversion:

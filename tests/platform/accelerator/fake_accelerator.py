@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from headrace.kernels.registry import DRAFTING, OPS
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, OPS
 from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.kernels.tritonlib.launch_config import config_for, run
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
@@ -264,7 +264,7 @@ class RecordedOperator:
 
 def operators_of(module: FakeModule, *names: str) -> OperatorSource:
     """Every operator that a platform's own table has, but those of some architectures alone; or those named."""
-    specs = [spec for spec in (*OPS, *DRAFTING) if not names or spec.name in names]
+    specs = [spec for spec in (*OPS, *DRAFTING, *HEAD_DRAFTING) if not names or spec.name in names]
     table = {spec.name: RecordedOperator(module, spec.reference) for spec in specs}
     return lambda capabilities, chip, options: (table, "not in the fake's table")
 

@@ -116,6 +116,9 @@ def main(vendor: str, folder: str) -> None:
     for number, step in enumerate(placed_steps(3)):
         given = {"batch": step.batch, "lengths": step.lengths, "history": step.history}
         session.call(f"ngram {number}", "ngram", **given, most=step.most)
+        session.call(f"read_drafts {number}", "read_drafts", **given, most=step.most)
+        moving = {"batch": step.batch, "bounds": step.lengths, "history": step.history}
+        session.call(f"shift {number}", "shift", **moving, position=step.position, size=step.block_size)
         given |= {"drafts": torch.zeros(len(step.lengths), step.most, dtype=torch.int32)}
         session.call(f"place {number}", "place", **given, position=step.position, size=step.block_size)
         session.call(f"accept {number}", "accept", **given, tokens=step.batch.rows)

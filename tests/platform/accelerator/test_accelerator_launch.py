@@ -78,6 +78,8 @@ def test_a_kernel_is_compiled_once_for_all_batches(session: dict[str, Any]) -> N
         ("ngram", ["match_kernel", "draft_kernel"]),
         ("place", ["place_kernel"]),
         ("accept", ["accept_kernel"]),
+        ("read_drafts", ["read_kernel"]),
+        ("shift", ["shift_kernel"]),
     ):
         compiled = [session["calls"][f"{name} {number}"]["compiled"] for number in range(3)]
         assert compiled == [kernels, [], []]

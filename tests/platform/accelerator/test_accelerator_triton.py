@@ -22,7 +22,7 @@ from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.engine.placed_steps import count_drafts, place_drafts
 from headrace.kernels.ngram.generate import PlacedStep, draw_step
 from headrace.kernels.ops import Batch
-from headrace.kernels.registry import DRAFTING, OPS, OPTIONAL, binding
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, OPS, OPTIONAL, binding
 from headrace.kernels.weight import Weight
 from headrace.platforms.accelerator.accelerator_options import AcceleratorOptions
 from headrace.platforms.accelerator.triton_operators import FollowsTable, triton_operators
@@ -56,10 +56,10 @@ def test_the_doctor_tells_that_steps_with_drafts_overlap(vendor: Vendor, tmp_pat
     operators = operator_facts(vendor.open(tmp_path, source=triton_operators)[0], [])
     assert operators is not None
     by_name = {one["name"]: one["implementation"] for one in operators["optional"]}
-    assert {by_name[spec.name] for spec in DRAFTING} == {"triton"}
-    facts = [{"name": "ngram"}]
+    assert {by_name[spec.name] for spec in (*DRAFTING, *HEAD_DRAFTING)} == {"triton"}
+    facts = [{"name": name} for name in ("ngram", "eagle3", "mtp")]
     add_depths(facts, operators)
-    assert facts[0]["depth"] == 2
+    assert [fact["depth"] for fact in facts] == [2, 2, 2]
 
 
 def test_an_embedding_keeps_the_type_it_is_stored_in(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_captured_steps_place_their_drafts(tmp_path: Path) -> None:
     ops: Any = binding(device)
 
     def step(kv: Any, inputs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        placed = place_drafts(ops, inputs, most, size)
+        placed = place_drafts(ops, inputs, most, size, of_head=False)
         return kv, {**placed, **count_drafts(ops, {**inputs, **placed}, inputs["target"])}
 
     executable = device.compile(step, Bucket(64, 8, 64, 16))

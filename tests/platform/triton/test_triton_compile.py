@@ -29,7 +29,8 @@ KERNELS = (
     "count_kernel", "bias_kernel", "penalise_kernel", "choose_kernel", "score_kernel", "latent_decode_kernel",
     "latent_prefill_kernel", "delta_kernel", "ssd_kernel", "keep_kernel", "conv_kernel", "conv_state_kernel",
     "route_kernel", "pairs_kernel", "blocks_kernel", "expert_dense_kernel", "expert_coded_kernel", "mix_kernel",
-    "match_kernel", "draft_kernel", "place_kernel", "accept_kernel",
+    "match_kernel", "draft_kernel", "place_kernel", "accept_kernel", "read_kernel",
+    "shift_kernel",
 )  # fmt: skip
 
 

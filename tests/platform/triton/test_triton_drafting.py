@@ -11,10 +11,10 @@ import torch
 from triton_support import BY_NAME, CPU, operator, outputs, rng
 
 from headrace.kernels.ops import Batch
-from headrace.kernels.registry import DRAFTING
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING
 from headrace.types import GIVEN
 
-NAMES = [spec.name for spec in DRAFTING]
+NAMES = sorted({spec.name for spec in (*DRAFTING, *HEAD_DRAFTING)})
 
 
 def drawn(name: str, seed: int) -> dict[str, Any]:
@@ -36,10 +36,11 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.kernels.accept import triton as accept
     from headrace.kernels.ngram import triton as ngram
     from headrace.kernels.place import triton as place
+    from headrace.kernels.shift import triton as shift
 
     monkeypatch.setattr(ngram, "_SPLIT", 32)
     monkeypatch.setattr(ngram, "_BLOCK", 16)
-    for module in (place, accept):
+    for module in (place, accept, shift):
         monkeypatch.setattr(module, "_BLOCK", 4)
 
 
@@ -65,7 +66,8 @@ def test_padding_changes_nothing(name: str, seed: int) -> None:
     spare = len(arguments["history"])
     arguments["history"] = longer(arguments["history"], spare + 1, 0)
     arguments["batch"] = padded(arguments["batch"], spare)
-    arguments["lengths"] = longer(arguments["lengths"], 8, GIVEN)
+    for key in {"lengths", "bounds"} & arguments.keys():
+        arguments[key] = longer(arguments[key], 8, GIVEN)
     for key, size in (("drafts", 8), ("position", 64), ("tokens", 64)):
         if key in arguments:
             arguments[key] = longer(arguments[key], size, 0)
@@ -97,7 +99,7 @@ def test_long_matches_in_a_long_history(split: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_without_sequences(name: str) -> None:
-    arguments = next(a for a in (drawn(name, seed) for seed in range(99)) if not len(a["lengths"]))
+    arguments = next(a for a in (drawn(name, seed) for seed in range(99)) if not len(a["batch"].slots))
     check(name, arguments)
 
 

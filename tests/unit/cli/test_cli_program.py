@@ -155,3 +155,11 @@ def test_errors_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_wrong_priority_shows_before_a_model_is_loaded(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headrace.cli.model_fetch.fetch_model", lambda *_: pytest.fail("fetched"))
+    assert main(["program", "run", file, "country=Italy", "--priority", str(2**31)]) == 2
+    assert "a priority is a whole number from -2^31" in capsys.readouterr().err

@@ -164,6 +164,18 @@ def test_what_cannot_take_over_is_added_at_the_end() -> None:
     assert driver.added == ["a1"]
 
 
+def test_what_needs_states_of_all_tokens_is_added_at_the_end() -> None:
+    first = chained("a", [Link(ids(1), 2), Link(ids(4, 1), 0)], ignore_eos=True)
+    assert first.then is not None
+    driver = Chains()
+    driver.begin(replace(first, then=replace(first.then, pooling="mean")))
+    while not driver.added:
+        driver.step()
+    assert (driver.added, driver.begun) == (["a1"], [])
+    driver.scheduler.abort("a1")
+    driver.check()
+
+
 def test_what_never_fits_is_refused_when_it_is_added() -> None:
     first = chained("a", [Link(ids(6), 3), Link(ids(20), 2)], ignore_eos=True)
     driver = Chains(replace(SMALL, num_blocks=5))

@@ -48,7 +48,7 @@ def test_blocks_are_made_of_the_parts_of_all_ranks(kind: type[GroupRunner]) -> N
     with ranks("reads", size=3) as made:
         made.await_all(Loaded)
         assert made.share_blocks(2) == (2, 2, 2)
-        made.result = lambda step, rows: StepResult(np.array([step], np.int32))  # type: ignore[method-assign]
+        made.result = lambda step, rows, check: StepResult(np.array([step], np.int32))  # type: ignore[method-assign]
         runner = kind(Reader(), made)
         launched = [runner.launch(moving(step, [5, 6][:step])) for step in (1, 2)]
         assert whole(launched[1].result()) == [[0, 5, 1, 5, 2, 5], [0, 6, 1, 6, 2, 6]]

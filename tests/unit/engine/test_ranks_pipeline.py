@@ -15,12 +15,13 @@ import pytest
 from test_ranks_leader import Runner, kill, numbered, ranks
 
 from headrace.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.engine.plans import dummy_plan
 from headrace.engine.ranks import leader, step_patience
 from headrace.engine.ranks.leader import Followers
 from headrace.engine.ranks.pipeline import PipelineRunner
 from headrace.engine.ranks.rank_messages import Loaded, RankMessage, StepDone, decode, encode
 from headrace.engine.ranks.result_sender import ResultSender
-from headrace.engine.ranks.step_patience import StepPatience, wait_patiently
+from headrace.engine.ranks.step_patience import StepPatience, rows_of, wait_patiently
 from headrace.engine.stages import check_stages, describe_stages, shard_of, widest_stage
 from headrace.errors import ConfigError, DeviceLost, PlatformError
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
@@ -176,6 +177,16 @@ def test_a_rank_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
             launched.result()
 
 
+def test_a_first_stage_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other stage waits for its rows, and would be taken for one that hangs."""
+    monkeypatch.setattr(leader, "_ERROR_TIMEOUT", 0.01)
+    with ranks("ok") as made:
+        made.await_all(Loaded)
+        launched = PipelineRunner(Runner(PlatformError("an index out of range")), made).launch(numbered(1))
+        with pytest.raises(DeviceLost, match=r"^an index out of range$"):
+            launched.result()
+
+
 def test_a_rank_that_takes_no_messages_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the kernel keeps for it are sent; whoever sends more does not wait for ever, nor does the end."""
     monkeypatch.setattr(leader, "_SEND_TIMEOUT", 0.04)
@@ -206,6 +217,14 @@ def test_the_patience_grows_with_what_steps_take() -> None:
     patience.waited(0.2, 512)
     assert (patience.limit(512), patience.longest) == (pytest.approx(2 * 512 * 0.1), 5.0)
     assert patience.limit(1) == 100
+
+
+def test_a_chunk_behind_a_long_text_may_take_longer() -> None:
+    """Its text came from a tier: nothing like it was measured before."""
+    plan, start, count = dummy_plan(), 32 * 1024, 512
+    plan.token_ids, plan.positions = np.zeros(count, np.int32), np.arange(start, start + count, dtype=np.int32)
+    assert rows_of(dummy_plan()) == 1
+    assert rows_of(plan) == pytest.approx(count * (1 + 32.25), abs=1)
 
 
 def test_time_in_which_all_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

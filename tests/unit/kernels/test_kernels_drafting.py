@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,8 @@ def test_what_was_sampled_counts(seed: int) -> None:
         if lengths[seq] == GIVEN:
             assert (count, made, grown) == (0, 0, 0)
             continue
-        drafts = [one for one in given["drafts"][seq, : ends[seq + 1] - ends[seq] - 1].tolist() if one != NO_TOKEN]
+        places = given["drafts"][seq, : ends[seq + 1] - ends[seq] - 1].tolist()
+        drafts = list(takewhile(lambda one: one != NO_TOKEN, places))
         sampled = tokens[rows.index(ends[seq]) :]
         right = 0
         while right < len(drafts) and drafts[right] == sampled[right]:

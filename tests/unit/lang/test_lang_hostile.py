@@ -185,3 +185,44 @@ def test_a_long_operation_runs_beside_the_event_loop(monkeypatch: pytest.MonkeyP
     assert asyncio.run(run([1, 1.0, True, True])) is True
     assert asyncio.run(run([[[0] * 70_000], [["x"]], [["x"]]])) == [["x"]]
     assert ran == [True, False]
+
+
+def test_values_that_grow_without_end_are_an_error() -> None:
+    @hl.program
+    def text(s: hl.State, x: str) -> None:
+        s["x"] = x
+        with hl.while_(lambda: True, max=100):
+            s["x"] = s["x"] + s["x"]
+
+    @hl.program
+    def written(s: hl.State, x: str) -> None:
+        s["x"] = hl.list_of(x)
+        with hl.while_(lambda: True, max=100):
+            s["x"] = hl.list_of(s["x"], s["x"]).to_text().split("~~")
+
+    @hl.program
+    def shared(s: hl.State, x: Any) -> None:
+        s["x"] = x
+        with hl.while_(lambda: True, max=100):
+            s["x"] = hl.list_of(s["x"], s["x"]).to_text().json()
+
+    @hl.program
+    def conversation(s: hl.State, x: str) -> None:
+        with hl.for_(10_000):
+            s.text(x)
+
+    for program, given in ((text, "ab"), (written, "ab"), (shared, {"a": "b" * 500})):
+        with pytest.raises(ProgramError, match=r"larger than 4194304|more than 4194304"):
+            program.run(given, on=FakeBackend())
+    with pytest.raises(ProgramError, match="a conversation has at most 16777216 characters"):
+        conversation.run("x" * 10**5, on=FakeBackend())
+
+
+def test_a_loop_without_requests_can_be_cancelled() -> None:
+    @hl.program(timeout=0.01)
+    def busy(s: hl.State) -> None:
+        with hl.for_(10_000), hl.for_(200):
+            s["x"] = 1
+
+    with pytest.raises(ProgramError, match=r"ran longer than 0\.01 s"):
+        busy.run(on=FakeBackend())

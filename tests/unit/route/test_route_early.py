@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from test_route_replay import content, piece, sse, texts
 from test_route_split import group
 
 from headrace.route.early_token import EarlyToken
+from headrace.route.fleet import Query
+from headrace.route.relay import Call, Relay
 from headrace.route.split_bodies import has_one_choice, with_seed
 from headrace.route.stream_replay import Continuation, Differs
 
@@ -179,6 +182,44 @@ def test_a_token_without_text_shows_nothing() -> None:
     token = EarlyToken()
     assert token.feed(piece() + piece(finish="stop") + DONE) == b""
     assert token.complete
+
+
+def test_a_first_token_that_is_held_up_is_shown_whole_or_not_at_all() -> None:
+    """A client that reads slowly holds up what is sent, and the time for the prompt passes meanwhile."""
+
+    async def check() -> None:
+        sent: list[Any] = []
+        reads = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            await reads.wait()
+
+        async with group() as it:
+            call = Call(b"POST", b"/", "/v1/chat/completions", [], b"{}", stream=True, one_answer=True)
+            choice: Any = it.fleet.choose(Query("tiny"))
+            answer: Any = SimpleNamespace(headers=[], status=200)
+            for held in (True, False):
+                relay, _ = Relay(it.fleet, it.state.metrics, call, Query("tiny"), send), sent.clear()
+                relay._early_open = True
+                before = asyncio.create_task(relay._show(b": wait\n\n")) if held else None
+                await asyncio.sleep(0)
+                late = asyncio.create_task(relay._show_early(choice, answer, PIECE))
+                end = asyncio.create_task(relay._end(b""))
+                await asyncio.sleep(0)
+                if held:
+                    late.cancel()
+                await asyncio.sleep(0)
+                assert relay._shown == (not held)
+                assert len(sent) == 1, "the end waits"
+                reads.set()
+                await asyncio.gather(end, late, *([before] if before else []), return_exceptions=True)
+                bodies = [one["body"] for one in sent if one["type"] == "http.response.body"]
+                assert bodies == [b": wait\n\n" if held else PIECE, b""]
+                reads.clear()
+            choice.close()
+
+    run(check())
 
 
 def test_calls_follow_what_was_shown() -> None:

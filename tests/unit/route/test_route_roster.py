@@ -70,6 +70,8 @@ def test_prompts_are_read_with_the_files_of_the_newest_engine(tmp_path: Path, mo
         assert fleet.readers["m"].path == str(old), "the update was given up"
         roster.remove(first)
         assert fleet.readers["m"].path == "/on/another/machine"
+        serve(5, str(tmp_path / ("a" * 300)))
+        assert fleet.readers["m"].path.endswith("aaa"), "what cannot even be looked for is not here"
         serve(3, str(old), "named")
         serve(4, str(new), "named")
         assert fleet.readers["named"].path == "folder", "as it was asked for"

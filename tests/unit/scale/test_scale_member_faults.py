@@ -13,10 +13,10 @@ from stub_engine import Stub
 from test_route_relay import run
 from test_scale_set import QUICK, scaled
 
-from headrace.errors import AddressTaken, ConfigError, HeadraceError, NoRoom
+from headrace.errors import AddressTaken, ConfigError, HeadraceError, ModelNotFound, NoRoom
 from headrace.scale import member, replica_set
 from headrace.scale.member import Member
-from headrace.scale.replica_process import report_of
+from headrace.scale.replica_process import _model, report_of
 
 
 def test_what_has_worked_is_started_again_after_an_error_that_would_be_final() -> None:
@@ -118,16 +118,18 @@ def test_an_update_that_meets_a_fault_has_failed(caplog: pytest.LogCaptureFixtur
         async with scaled(FakeLauncher(), replicas=2) as it:
             it.running[0].__class__ = _Stuck
             it.group.update("newer")
-            await until(lambda: it.group.summary()["update"]["state"] != "running")
+            await until(lambda: it.group.summary()["update"]["state"] not in ("running", "taking back"))
             update = it.group.summary()["update"]
-            assert (update["state"], update["error"]) == ("failed", "nobody has thought of this")
+            why = "nobody has thought of this; the 1 that were replaced have model again"
+            assert (update["state"], update["error"]) == ("failed", why)
+            assert [one["phase"] for one in it.group.members()].count("ready") == 2
             it.launcher.engines[0].__class__ = FakeEngine
             it.group.update(None)
             await until(lambda: it.group.summary()["update"]["state"] == "done")
 
     with caplog.at_level(logging.ERROR):
         run(check())
-    assert "the update has ended with 0 of 2 replicas: nobody has thought of this" in caplog.text
+    assert "the update has ended with 1 of 2 replicas: nobody has thought of this" in caplog.text
 
 
 def test_faults_do_not_keep_a_set_from_its_end(
@@ -177,3 +179,9 @@ def test_engines_that_are_held_back_are_not_coming(monkeypatch: pytest.MonkeyPat
             assert len(it.group.members()) == 2
 
     run(check())
+
+
+def test_a_path_that_cannot_be_looked_for_is_not_on_this_machine(tmp_path: Path) -> None:
+    """As one in a folder of another user: the model of that name is looked for then."""
+    with pytest.raises(ModelNotFound, match="headrace pull some/model"):
+        _model({"path": str(tmp_path / ("a" * 300)), "name": "some/model"})

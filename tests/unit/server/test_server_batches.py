@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import re
 import sys
@@ -15,19 +14,16 @@ from typing import Any
 import openai
 import pytest
 from fork_server import ForkedProcess
-from server_fakes import MODEL, ByteTokenizer, FakeClient, Served, fault, sdk_http, serve_fake, with_key
+from server_fakes import MODEL, Served, fault, sdk_http, serve_fake, with_key
 from test_server_process import SCRIPT, forks
 
 from headrace.config import Config
-from headrace.errors import ConfigError, InvalidRequest
-from headrace.server import batch_file, batch_lines, files
-from headrace.server.batch_file import answer_file
-from headrace.server.batch_lines import read_lines, request_of
+from headrace.errors import ConfigError
+from headrace.server import files
 from headrace.server.batch_output import write_results
 from headrace.server.batch_schemas import BatchObject, FileObject
 from headrace.server.batch_store import BatchStore, Line
 from headrace.server.http_errors import HttpError
-from headrace.server.multipart_form import FormReader, boundary_of
 from headrace.server.state_base import owned
 
 PATIENCE = 300.0
@@ -189,52 +185,6 @@ def test_a_server_without_a_folder_says_so() -> None:
         assert "--state-dir" in fault(asyncio.run(served.http.get(path)), 404)["message"]
 
 
-@pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_a_form_in_pieces(piece: int) -> None:
-    form = (
-        b'preamble\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
-        b'content-disposition: form-data; name="file"; filename="a\xc3\xa9.jsonl"\r\nContent-Type: text/plain\r\n\r\n'
-        b"x\r\n--\r\n--bb\r\n\r\n--b--\r\nepilogue"
-    )
-    target = io.BytesIO()
-    reader = FormReader(b"b", target, 100)
-    for at in range(0, len(form), piece):
-        reader.feed(form[at : at + piece])
-    reader.finish()
-    assert target.getvalue() == b"x\r\n--\r\n--bb\r\n"
-    assert (reader.fields["purpose"], reader.filename) == ("batch", "aé.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("form", "why"),
-    [
-        (b"--b\r\n\r\nx\r\n--b--", "no name"),
-        (b'--b\r\ndisposition: form-data; name="file"\r\n\r\nx', "in the middle"),
-        (b'--b\r\ndisposition: form-data; name="other"\r\n\r\nx\r\n--b--', "`file` is required"),
-        (b"--b\r\n" + b"x" * 9000, "headers are too long"),
-        (b'--b\r\nx; name="a"\r\n\r\n' + b"x" * 70000 + b"\r\n--b--", "too long"),
-        (b'--b\r\nx; name="a"\r\n\r\n1\r\n--b\r\nx; name="a"\r\n\r\n2\r\n--b--', "too many"),
-        (b'--b\r\nx; name="file"\r\n\r\n1\r\n--b\r\nx; name="file"\r\n\r\n2\r\n--b--', "two files"),
-    ],
-)
-def test_malformed_forms(form: bytes, why: str) -> None:
-    reader = FormReader(b"b", io.BytesIO(), 100)
-
-    def read() -> None:
-        reader.feed(form)
-        reader.finish()
-
-    with pytest.raises(InvalidRequest, match=re.escape(why)):
-        read()
-
-
-def test_boundaries() -> None:
-    assert boundary_of('multipart/form-data; charset=x; boundary="a b"') != b"a b"
-    assert boundary_of("multipart/form-data; boundary=abc") == b"abc"
-    with pytest.raises(InvalidRequest):
-        boundary_of("application/json")
-
-
 def test_a_batch_from_end_to_end(tmp_path: Path) -> None:
     served = serve_fake(configured(tmp_path, "k"), reply="Hello")
 
@@ -307,28 +257,6 @@ def test_an_input_that_is_refused(tmp_path: Path, content: bytes, code: str) -> 
         assert [error.code for error in batch.errors.data] == [code]
 
     run(serve_fake(configured(tmp_path)), work)
-
-
-def test_the_limits_of_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_lines, "MOST_LINES", 2)
-    lines, errors = read_lines(io.BytesIO(jsonl(*(line(str(at)) for at in range(3)))), CHAT)
-    assert (len(lines), errors[0].code, errors[0].line) == (2, "too_many_lines", 3)
-    monkeypatch.setattr(batch_lines, "MAX_BODY", 50)
-    _, errors = read_lines(io.BytesIO(jsonl(line("a"))), CHAT)
-    assert errors[0].code == "line_too_long"
-    lines, errors = read_lines(io.BytesIO(b"\n" * 3), CHAT)
-    assert (lines, errors[0].code) == ([], "empty_file")
-
-
-def test_blank_lines_and_offsets() -> None:
-    content = b"\n" + jsonl(line("a")) + b"  \n" + jsonl(line("b", url="/v1/responses"))
-    lines, errors = read_lines(io.BytesIO(content), None)
-    assert not errors
-    _, errors = read_lines(io.BytesIO(content + b"\n{\n"), None)
-    assert [error.line for error in errors] == [6]
-    assert [json.loads(content[one.start : one.start + one.size])["custom_id"] for one in lines] == ["a", "b"]
-    odd = json.loads(request_of(json.dumps(line("x", priority="high")).encode())[1])
-    assert odd["priority"] == "high"
 
 
 def test_what_a_batch_needs(tmp_path: Path) -> None:
@@ -457,29 +385,3 @@ def test_a_batch_outlasts_kill_minus_9(tmp_path: Path) -> None:
     finally:
         started.kill()
         started.communicate()
-
-
-def test_a_batch_from_a_file_to_a_file(tmp_path: Path) -> None:
-    source, target = tmp_path / "in", tmp_path / "out"
-    content = jsonl(*(line(f"l{at}", max_tokens=2) for at in range(40)), line("bad", n=0))
-    source.write_bytes(content)
-    lines, _ = read_lines(io.BytesIO(content), None)
-    target.write_bytes(b'{"custom_id": "l3"}\n{"custom_id": "l4')
-    with pytest.raises(ConfigError, match="--resume"):
-        batch_file._earlier(target, False)
-    earlier = batch_file._earlier(target, True)
-    assert earlier == {"l3"}
-    engine = FakeClient()
-    work = answer_file(engine, ByteTokenizer(), Config(), source, target, lines, earlier)
-    totals = asyncio.run(work)
-    assert (totals.earlier, totals.answered, totals.refused) == (1, 39, 1)
-    written = [json.loads(one) for one in target.read_text().splitlines()]
-    assert sorted(one["custom_id"] for one in written) == sorted(["bad", *(f"l{at}" for at in range(40))])
-    assert batch_file._earlier(target, True) == {one["custom_id"] for one in written}
-    assert batch_file._earlier(tmp_path / "new", False) == set()
-    target.write_text("text\n")
-    with pytest.raises(ConfigError, match="no output of a batch"):
-        batch_file._earlier(target, True)
-    source.write_text("{\n" * 7)
-    with pytest.raises(ConfigError, match=r"in: line 1: .*; line 5: .*; and 2 more"):
-        batch_file.run_batch(Config(), tmp_path, source, target, False)

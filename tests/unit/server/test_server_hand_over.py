@@ -31,3 +31,12 @@ def test_an_engine_with_other_blocks_knows_the_prompt(layout: bytes, size: int) 
     for other in (replace(_JOB, prompt=tuple(range(1, 51))), replace(_JOB, salt="t")):
         with pytest.raises(InvalidRequest, match="another prompt"):
             with_transfer(role, here, given, [other])
+
+
+@pytest.mark.parametrize("field", ["remote_num_tokens", "remote_epoch"])
+@pytest.mark.parametrize("value", [-1, 10**30])
+def test_numbers_that_no_engine_gives_are_refused(field: str, value: int) -> None:
+    """They would not fit into a message to the engine."""
+    given = {"do_remote_prefill": True, "remote_address": "tcp:a:1", field: value}
+    with pytest.raises(InvalidRequest, match=f"`{field}` must be 0 to 4294967295, got "):
+        with_transfer(EngineRole("decode", 5.0), _info(b"a", 16), given, [_JOB])

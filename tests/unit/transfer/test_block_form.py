@@ -19,7 +19,7 @@ from headrace.kernels.kv import TorchKV
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
 from headrace.models.sharding import Shard, local_config
 from headrace.platforms.cpu.native_kv import GROUP, LINE, NativeKV
-from headrace.transfer.block_form import BlockForm, Conversion, conversion, form_bytes
+from headrace.transfer.block_form import BlockForm, Conversion, conversion, form_bytes, joins
 from headrace.transfer.connectors.connector import Order, Prefix
 from headrace.transfer.connectors.conversions import converted
 from headrace.transfer.identity import Identity, TransferRefused, check_identity
@@ -172,3 +172,34 @@ def test_an_order_must_say_its_tokens() -> None:
     wrong = Identity(**{**{name: getattr(theirs, name) for name in theirs.__struct_fields__}, "block_bytes": 7})
     with pytest.raises(TransferError, match="have 7 bytes"):
         converted(Order("a", [], 1.0, prefix=Prefix(range(64), 64)), ours, wrong)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"ranks": (((0, 0, 10**12), (1, 0, 2)),)},
+        {"ranks": (((0, 0, 2),),)},
+        {"ranks": (((0, 0, 2), (1, -1, 3)),)},
+        {"ranks": (((0, 0, 2), (1, 0, 2), (2, 0, 2)),)},
+        {"ranks": (((0, 0, 2), (1, 0, 2)),) * 100},
+        {"align": 0},
+        {"align": 1 << 40},
+        {"rows": ((6, 6, 4, 4), (10, 10, 4, 4), (1,))},
+    ],
+)
+def test_a_form_of_other_heads_is_refused_at_once(form: dict[str, Any]) -> None:
+    """The other end may say anything."""
+    ours, theirs = identity_of(16, 1), identity_of(32, 1)
+    assert theirs.form is not None
+    given = BlockForm(**{**{name: getattr(theirs.form, name) for name in BlockForm.__struct_fields__}, **form})
+    fields = {name: getattr(theirs, name) for name in theirs.__struct_fields__}
+    with pytest.raises(TransferRefused, match="other layers or KV heads"):
+        converted(Order("a", [], 1.0, prefix=Prefix(range(64), 64)), ours, Identity(**{**fields, "form": given}))
+
+
+def test_sizes_that_join() -> None:
+    assert joins(16, 64)
+    assert joins(48, 16)
+    for other in (24, 0, -16, 16 * 10**9):
+        assert not joins(16, other)
+        assert not joins(other, 16)

@@ -38,7 +38,7 @@ from headrace.engine.wire import from_wire
 from headrace.errors import ConfigError, DeviceLost, HeadraceError
 from headrace.types import StepPlan, StepResult
 
-__all__ = ["COMMAND", "Followers", "GroupRunner"]
+__all__ = ["COMMAND", "Followers", "GroupRunner", "GroupStep"]
 
 COMMAND = python_module("headrace.engine.ranks.follower")
 _EXIT_TIMEOUT = 3.0
@@ -233,12 +233,20 @@ class Followers:
         """Whether `result` would return or raise at once."""
         return self._first_error() is not None or any(step in follower.results for follower in self._followers)
 
-    def result(self, step: int, rows: int) -> StepResult:
-        """The result of a step of so many rows that another rank computes; waits for it. Raises the error of the first
-        rank that has ended, and DeviceLost if one hangs."""
+    def result(self, step: int, rows: int, check: Callable[[], None]) -> StepResult:
+        """The result of a step that another rank computes; waits for it. `rows`: as `rows_of` counts them. `check`
+        raises what has ended rank 0's part: then no result comes. Raises the error of the first rank that has ended,
+        and DeviceLost if one hangs."""
         limit = self._patience.limit(rows)
+
+        def happened() -> bool:
+            if self.has_result(step):
+                return True
+            check()
+            return False
+
         with self._changed:
-            waited = wait_patiently(self._changed, lambda: self.has_result(step), limit)
+            waited = wait_patiently(self._changed, happened, limit)
             found = [one.results.pop(step) for one in self._followers if step in one.results]
             error = self._first_error()
         if waited is not None and found:
@@ -289,12 +297,15 @@ class GroupRunner:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Raises DeviceLost."""
+        return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> GroupStep:
         lost = self._followers.lost()
         if lost is not None:
             raise lost
         self._followers.send_step(plan)
         try:
-            return _GroupStep(plan, self._runner.launch(plan), self._followers, self._with_rank)
+            return GroupStep(plan, self._runner.launch(plan), self._followers, self._with_rank)
         except Exception as error:
             raise self._with_rank(error) from error
 
@@ -312,11 +323,14 @@ class GroupRunner:
         return DeviceLost(str(error) if why is None else f"{why} ({error})")
 
 
-class _GroupStep:
+class GroupStep:
+    """A step in flight on all ranks."""
+
     def __init__(
         self, plan: StepPlan, launched: PendingStep, followers: Followers, explain: Callable[[Exception], DeviceLost]
     ) -> None:
         self._plan, self._launched, self._followers, self._with_rank = plan, launched, followers, explain
+        self._own: StepResult | None = None
 
     def sample(self) -> None:
         """The other ranks launch the second part, too."""
@@ -329,11 +343,20 @@ class _GroupStep:
     def done(self) -> bool:
         return self._launched.done()
 
+    def own(self) -> StepResult:
+        """Rank 0's part of the result. Raises DeviceLost."""
+        if self._own is None:
+            try:
+                self._own = self._launched.result()
+            except Exception as error:
+                raise self._with_rank(error) from error
+        return self._own
+
     def result(self) -> StepResult:
+        found = self.own()
+        if found.stored is None:
+            return found
         try:
-            found = self._launched.result()
-            if found.stored is None:
-                return found
             return replace(found, stored=self._followers.whole_blocks(self._plan.step, found.stored))
         except Exception as error:
             raise self._with_rank(error) from error

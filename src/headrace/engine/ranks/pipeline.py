@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.engine.core_loop import PendingStep
-from headrace.engine.ranks.leader import Followers, GroupRunner
+from headrace.engine.ranks.leader import Followers, GroupRunner, GroupStep
+from headrace.engine.ranks.step_patience import rows_of
 from headrace.errors import DeviceLost, HeadraceError
 from headrace.types import StepPlan, StepResult
 
@@ -19,11 +20,11 @@ class PipelineRunner(GroupRunner):
     def launch(self, plan: StepPlan) -> PendingStep:
         """Raises DeviceLost."""
         assert not plan.split, "all that the plan depends on has been committed"
-        return _PipelineStep(plan.step, len(plan.token_ids), super().launch(plan), self._followers)
+        return _PipelineStep(plan.step, rows_of(plan), self._launch(plan), self._followers)
 
 
 class _PipelineStep:
-    def __init__(self, step: int, rows: int, first: PendingStep, followers: Followers) -> None:
+    def __init__(self, step: int, rows: int, first: GroupStep, followers: Followers) -> None:
         """`first`: the first stage's part."""
         self._step, self._rows, self._first, self._followers = step, rows, first, followers
 
@@ -35,7 +36,12 @@ class _PipelineStep:
 
     def result(self) -> StepResult:
         try:
-            found = self._followers.result(self._step, self._rows)
+            found = self._followers.result(self._step, self._rows, self._check_first)
         except HeadraceError as error:
             raise DeviceLost(str(error)) from error
         return replace(found, stored=self._first.result().stored)
+
+    def _check_first(self) -> None:
+        """Raises what has ended the first stage's part. The other stages wait for its rows, and report nothing."""
+        if self._first.done():
+            self._first.own()

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["StepPatience", "wait_patiently"]
+from headrace.types import StepPlan
+
+__all__ = ["StepPatience", "rows_of", "wait_patiently"]
 
 _FIRST = 600.0
 """Seconds for the first step: nothing has been measured yet, and it may compile."""
@@ -16,13 +18,21 @@ _TIMES = 20.0
 """The same, compared with the longest wait so far."""
 _ROWS = 2.0
 """The same, compared with the longest wait for one row times the step's rows."""
+_ATTENDED = 1024
+"""To attend to so many tokens takes no longer than a row's products."""
 _SLICE = 1.0
 """Seconds of one wait."""
 
 
+def rows_of(plan: StepPlan) -> int:
+    """The work of a step in rows behind short texts: its tokens, and more for those behind long ones. A long text may
+    come out of a cache, so that no shorter step was measured before."""
+    return len(plan.token_ids) + int(plan.positions.sum(dtype=int)) // _ATTENDED
+
+
 class StepPatience:
     """The limit, from the waits so far. A step of one row reads all weights, so its time is more than what a row of a
-    long step takes: rows times that time bounds any step. Thread: the engine's."""
+    long step takes: rows, as `rows_of` counts them, times that time bounds any step. Thread: the engine's."""
 
     def __init__(self) -> None:
         self._longest: float | None = None

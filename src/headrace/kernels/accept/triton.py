@@ -35,11 +35,11 @@ def accept_kernel(
         first += tl.sum((tl.load(row_tokens + row, row < live, begin) < begin).to(tl.int32), 0)
     nth = tl.arange(0, DRAFTS)
     draft = tl.load(drafts + seq.to(tl.int64) * MOST + nth, nth < MOST, -1)
-    made = (draft >= 0) & (nth < tl.where(own, fresh - 1, 0))
-    right = made & (draft == tl.load(tokens + tl.minimum(first + nth, rows - 1)))
+    made = tl.min(tl.where((draft >= 0) & (nth < tl.where(own, fresh - 1, 0)), DRAFTS, nth), 0)
+    right = (nth < made) & (draft == tl.load(tokens + tl.minimum(first + nth, rows - 1)))
     count = tl.where(own, tl.min(tl.where(right, DRAFTS, nth), 0) + 1, 0)
     tl.store(counts + 2 * seq, count)
-    tl.store(counts + 2 * seq + 1, tl.sum(made.to(tl.int32), 0))
+    tl.store(counts + 2 * seq + 1, made)
     # Its length may have been written by `place` alone, so it is read again.
     length = history + text + width - 1
     tl.store(length, tl.load(length, own, 0) + count, own)

@@ -14,7 +14,7 @@ __all__ = ["OPERATORS", "TritonOperator", "operators"]
 OPERATORS: tuple[str, ...] = (
     "resolve_tokens", "embedding", "rms_norm", "add_rms_norm", "linear", "rotary_cache", "attention",
     "gated_activation", "logits", "sample", "mla", "moe", "own_experts", "mix_experts", "gated_delta_rule",
-    "mamba2_scan", "causal_conv1d", "ngram", "place", "accept",
+    "mamba2_scan", "causal_conv1d", "ngram", "place", "accept", "read_drafts", "shift",
 )  # fmt: skip
 """The operators with a Triton form: all of `registry.OPS` and most of `registry.OPTIONAL`."""
 _PACKERS = {"linear": "linear", "logits": "linear", "moe": "moe", "own_experts": "moe"}

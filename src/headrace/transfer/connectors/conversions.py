@@ -6,7 +6,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from headrace.errors import TransferError
-from headrace.transfer.block_form import Converter, conversion
+from headrace.transfer.block_form import Converter, conversion, form_bytes, same_heads
 from headrace.transfer.chain import chain, first_hash
 from headrace.transfer.connectors.connector import Order, Prefix
 from headrace.transfer.identity import Identity, TransferRefused
@@ -38,12 +38,15 @@ def converted(order: Order, ours: Identity, theirs: Identity) -> ConvertedOrder:
     first, last = start // size, min(-(-end // size), prefix.given // size, len(prefix.tokens) // size)
     names = list(islice(_names(theirs, prefix), first, max(first, last)))
     count = max(0, min(end, last * size) - start) // ours.block_size
-    made = conversion(theirs.form, size, ours.form, ours.block_size)
-    if made.bytes != (theirs.block_bytes, ours.block_bytes):
+    if not same_heads(theirs.form, ours.form):
+        raise TransferRefused("its blocks are described as those of other layers or KV heads than this engine's")
+    described = form_bytes(theirs.form, size), form_bytes(ours.form, ours.block_size)
+    if described != (theirs.block_bytes, ours.block_bytes):
         raise TransferError(
-            f"its blocks have {theirs.block_bytes} bytes and ours {ours.block_bytes}, which are {made.bytes} as they "
+            f"its blocks have {theirs.block_bytes} bytes and ours {ours.block_bytes}, which are {described} as they "
             "are described"
         )
+    made = conversion(theirs.form, size, ours.form, ours.block_size)
     return ConvertedOrder(names, made.begin(start, count))
 
 
