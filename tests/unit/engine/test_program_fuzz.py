@@ -1,6 +1,7 @@
 """Random plans on the real scheduler: each ends, or is refused with its node, and no block is lost.
 
-HEADRACE_LANG_FUZZ=10000 draws so many (here: a hundred), as `ci/program_fuzz.sh` does.
+HEADRACE_LANG_FUZZ=10000 draws so many (here: a hundred), from the number HEADRACE_LANG_FUZZ_FIRST on, as
+`ci/program_fuzz.sh` does.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headrace.lang.plan import Plan, decode_plan
 from headrace.programs import EngineBackend
 
 COUNT = int(os.environ.get("HEADRACE_LANG_FUZZ", "100"))
+FIRST = int(os.environ.get("HEADRACE_LANG_FUZZ_FIRST", "0"))
 AT_ONCE = 8
 MOST_WORK = 1500
 """Operations of a plan that is run."""
@@ -99,7 +101,7 @@ def accepted(document: Any) -> Plan | ProgramError:
 
 
 def test_random_programs_end_and_lose_nothing() -> None:
-    plans = [plan for seed in range(COUNT) if small(plan := drawn(seed))]
+    plans = [plan for seed in range(FIRST, FIRST + COUNT) if small(plan := drawn(seed))]
     assert len(plans) > COUNT // 4
 
     async def work(runs: Runs, client: InProcessClient, engine: FakeEngine) -> None:
@@ -154,11 +156,11 @@ def test_cancelled_at_any_moment_a_program_leaves_nothing() -> None:
 
 
 def test_random_documents_are_refused_with_their_node_or_end() -> None:
-    bases = [hl.encode_plan(drawn(seed)) for seed in range(30)]
+    bases = [hl.encode_plan(drawn(FIRST + seed)) for seed in range(30)]
 
     async def work(runs: Runs, client: InProcessClient, engine: FakeEngine) -> None:
         ran = refused = 0
-        for seed in range(COUNT * 4):
+        for seed in range(FIRST * 4, (FIRST + COUNT) * 4):
             chance = random.Random(seed)
             document = json.loads(bases[seed % len(bases)])
             for _ in range(chance.randrange(1, 3)):
