@@ -34,7 +34,8 @@ def python(site: Path) -> Run:
 def tiny(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A checkpoint of random weights with a byte tokenizer."""
     model = tmp_path_factory.mktemp("tiny")
+    tests = request.config.rootpath / "tests"
     make = "import sys, pathlib, server_harness as h; h.make_model(pathlib.Path(sys.argv[1]))"
-    made = interpreter(request.config.rootpath / "tests" / "engine")("-c", make, str(model))
+    made = interpreter(tests, tests / "engine")("-c", make, str(model))
     assert made.returncode == 0, made.stderr
     return model

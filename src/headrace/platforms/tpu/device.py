@@ -51,9 +51,8 @@ class TpuDevice(TorchDevice):
         # The Pallas kernels only copy full lanes.
         able = able if self._kernels == "xla" else replace(able, kv_lanes=LANES)
         # References of these choose by value, which a step that is compiled once cannot.
-        missing = {spec.name for spec in OPTIONAL if spec.compose is None} - self._operators.keys()
-        able = replace(able, missing_operators=frozenset(missing))
-        super().__init__(runtime.device(index), able, queue=InlineQueue())
+        missing = frozenset({spec.name for spec in OPTIONAL if spec.compose is None} - self._operators.keys())
+        super().__init__(runtime.device(index), replace(able, missing_operators=missing), queue=InlineQueue())
 
     def as_one_of_several(self) -> Capabilities:
         """See `interface.WorksInGroups`."""

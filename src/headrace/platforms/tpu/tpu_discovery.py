@@ -24,10 +24,7 @@ def probe(machine: MachineProbe) -> tuple[int, str]:
     on_host = _on_host(machine)
     chips = _chips(machine)
     if not on_host and not chips:
-        return (
-            0,
-            "no Google PCI device here: run on a TPU VM, or set PJRT_DEVICE=CPU to test with the compiler on the host",
-        )
+        return 0, "no Google PCI device here: run on a TPU VM, or set PJRT_DEVICE=CPU to test with the host's compiler"
     if not on_host and not any(machine.may_open(node) for node in _nodes(machine)):
         return 0, "no permission on /dev/vfio or /dev/accel*: give them to the container, or run as their group"
     why, xla = _software(machine)
