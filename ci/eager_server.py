@@ -10,8 +10,9 @@ serve` has it.
 from __future__ import annotations
 
 import argparse
-import random
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from unittest import mock
 
 from headrace import event_loop
@@ -21,27 +22,18 @@ from headrace.hub.catalogue import resolve_model
 from headrace.options import make_config
 from headrace.server.lifecycle import serve
 from headrace.server.listening import bound
-from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepChoice, StepShape
+from headrace.speculation.policy import StepShape
 from headrace.speculation.speculator import Speculator
 from headrace.tokenization.tokenizer import load_tokenizer
 
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "engine")]
 
-class EagerPolicy(SpeculationPolicy):
-    """Admits any number of drafts, drawn at random."""
+from draft_engine import EagerPolicy  # noqa: E402
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._random = random.Random(7)
 
-    def choose(
-        self,
-        shape: StepShape,
-        survivals: Sequence[Sequence[float]],
-        contexts: Sequence[int] = (),
-        drafting: DraftingTime | None = None,
-    ) -> StepChoice:
-        drafts = [self._random.randint(0, len(each)) for each in survivals]
-        return StepChoice(shape, drafts, 0, 0.0, 0.0)
+class AlwaysWorth(EagerPolicy):
+    """Waits for the last token of a sequence whenever it has a draft."""
 
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         return bool(survival)
@@ -65,7 +57,7 @@ def main() -> None:
     config = make_config(str(path), options)
     tokenizer = load_tokenizer(path)
     with (
-        mock.patch.object(startup, "Speculator", lambda drafter: Speculator(drafter, policy=EagerPolicy())),
+        mock.patch.object(startup, "Speculator", lambda drafter: Speculator(drafter, policy=AlwaysWorth(7))),
         bound(config.server) as listener,
     ):
         event_loop.run(serve(config, InProcessClient(config, tokenizer), tokenizer, listener))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from headrace.deadlines import in_time
 from headrace.errors import HeadraceError, ProgramError, excerpt
 from headrace.lang.backend import Generated
 from headrace.lang.operators import MOST_BITS, MOST_NESTING, MOST_SIZE, OPERATORS, as_text, is_deep, is_large
@@ -97,7 +98,7 @@ async def within(seconds: float | None, work: Any) -> Any:
     if seconds is None:
         return await work
     try:
-        return await asyncio.wait_for(work, seconds)
+        return await in_time(seconds, work)
     except asyncio.TimeoutError:
         raise ProgramError(f"took longer than {seconds:g} s") from None
 

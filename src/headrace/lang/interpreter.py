@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from headrace.deadlines import in_time
 from headrace.errors import HeadraceError, ProgramError, excerpt
 from headrace.lang.backend import Backend, Expected, RunScope, TokenCounts
 from headrace.lang.choice_scores import best_choice
@@ -120,7 +121,7 @@ class Interpreter:
         work = self._region(scope, [Conversation()])
         seconds = self._plan.limits.seconds
         try:
-            (end,) = await (work if seconds is None else asyncio.wait_for(work, seconds))
+            (end,) = await (work if seconds is None else in_time(seconds, work))
         except asyncio.TimeoutError:
             raise ProgramError(f"the program ran longer than {seconds:g} s", self._plan.name) from None
         finally:
