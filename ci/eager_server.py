@@ -52,7 +52,7 @@ def main() -> None:
     path = resolve_model(args.model)
     options = {
         "speculate": args.speculate, "port": args.port, "platform": args.platform, "num_blocks": args.num_blocks,
-        "max_num_seqs": args.max_num_seqs, "served_model_name": args.served_model_name,
+        "max_num_seqs": args.max_num_seqs, "served_model_name": args.served_model_name or args.model,
     }  # fmt: skip
     config = make_config(str(path), options)
     tokenizer = load_tokenizer(path)
