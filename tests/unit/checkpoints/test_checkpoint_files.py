@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,8 +21,8 @@ def dangling(path: Path) -> None:
 
 
 def listening(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(os.path.relpath(path))
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # A socket's path has 108 bytes at most.
+        made.bind(path.name)
 
 
 def endless(path: Path) -> None:
