@@ -59,14 +59,16 @@ def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None)
 
 
 def _about(chosen: str | None) -> str | None:
-    """What is known of the chosen checkpoint, if it is a block drafter on this machine."""
+    """What is known of the chosen checkpoint, if it is a head or a block drafter on this machine."""
     method, _, path = (chosen or "").partition(":")
-    if method not in _BLOCKS or not Path(path).is_dir():
+    if method not in (EAGLE3, MTP, *_BLOCKS) or not Path(path).is_dir():
         return None
     # Late: torch.
     from headrace.checkpoints.block_drafts import describe_block_draft
+    from headrace.engine.draft_weights import describe_head_files
 
-    return describe_block_draft(path, method)
+    parts = [describe_block_draft(path, method)] if method in _BLOCKS else []
+    return "; ".join([*parts, describe_head_files(Path(path))])
 
 
 def _fault(chosen: str, found: PluginSet) -> str | None:

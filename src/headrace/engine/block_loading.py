@@ -14,6 +14,7 @@ from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.config import CacheConfig, Config
 from headrace.engine.block_head import block_head
 from headrace.engine.block_model import BlockDraftModel, BlockSizes, StepCache, blocks_together, spare_blocks
+from headrace.engine.draft_weights import DraftWeights, draft_weights, head_bytes
 from headrace.engine.ranks.rank_messages import Sizes
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Finish
@@ -41,6 +42,7 @@ class BlockDraft:
     target: Checkpoint
     layout: KVLayout
     """Of its own layers of the cache."""
+    precision: DraftWeights
     max_model_len: int = 0
     """The engine's, which must be set before `tap`."""
     _weights: BlockDraftWeights | None = field(default=None, init=False)
@@ -62,7 +64,8 @@ class BlockDraft:
 
     @property
     def total_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.checkpoint.path.glob("*.safetensors") if file.is_file())
+        """Of the weights in its files, as they lie in memory."""
+        return head_bytes(self.checkpoint.path, self.checkpoint.source, self.precision)
 
     def spare(self, sizes: Sizes) -> int:
         config = self.checkpoint.config
@@ -72,7 +75,7 @@ class BlockDraft:
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
         own = weights if weights.first_token is None else None
-        self._weights = self.checkpoint.weights(own, self.target, finish, place)
+        self._weights = self.checkpoint.weights(own, self.target, finish, place, self.precision.of_head(finish))
         self._ops, self._place = ops, place
 
     def tap(self, layer: int) -> ContextTap:
@@ -95,10 +98,12 @@ class BlockDraft:
         found = BlockDraftModel(str(self.checkpoint.path), device, cache, self._drafter, choice, sizes, busy_seconds)
         found.warm_up()
         _log.info(
-            "%s drafts %d tokens at a time, by the target's hidden states after layers %s",
+            "%s drafts %d tokens at a time, by the target's hidden states after layers %s: weights %s, %.1f MB",
             self.checkpoint.path,
             config.drafts,
             ", ".join(map(str, config.features)),
+            self.precision.name,
+            self.precision.loaded / 1e6,
         )
         return found
 
@@ -132,4 +137,4 @@ def find_block_draft(config: Config, target: Checkpoint, device: Device) -> Bloc
     model = config.model.model_copy(update={"max_model_len": None})
     own = config.model_copy(update={"cache": cache, "model": model})
     resolved, _ = resolve(own, device.capabilities(), facts, 0, "the device of the drafter")
-    return BlockDraft(checkpoint, target, resolved.kv_layout)
+    return BlockDraft(checkpoint, target, resolved.kv_layout, draft_weights(config, target, device.capabilities()))

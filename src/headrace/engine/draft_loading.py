@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.quantizing import quantized_matrices
 from headrace.config import DRAFT, CacheConfig, Config
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.draft_model import DraftModel
+from headrace.engine.draft_weights import DraftWeights, draft_weights
 from headrace.engine.rank_loading import LoadedRank, load_rank
 from headrace.engine.ranks.rank_messages import Sizes
 from headrace.engine.service import Progress
@@ -45,10 +47,12 @@ class DraftCheckpoint:
     config: Config
     layout: KVLayout
     """Of its cache, which has as many blocks as the target's."""
+    precision: DraftWeights
 
     @property
     def total_bytes(self) -> int:
-        return self.checkpoint.total_bytes
+        """Of its weights in memory."""
+        return self.checkpoint.total_bytes - self.precision.saved(quantized_matrices(self.checkpoint))
 
     def load(
         self, device: Device, target: Resolved, progress: Progress, busy_seconds: Callable[[], float] | None
@@ -77,7 +81,14 @@ class DraftCheckpoint:
         model = DraftModel(name, Scheduler(core), own.runner, busy_seconds, isolated=not target.prefix_caching)
         model.warm_up()
         own.save_packed()
-        _log.info("drafts by %s: dtype %s, KV cache %s", name, resolved.dtype, resolved.kv_layout.dtype)
+        _log.info(
+            "drafts by %s: dtype %s, weights %s, %.1f MB, KV cache %s",
+            name,
+            resolved.dtype,
+            self.precision.name,
+            self.total_bytes / 1e6,
+            resolved.kv_layout.dtype,
+        )
         return LoadedDraft(model, own)
 
     def _resolve(self, device: Device, target: Resolved) -> tuple[Resolved, list[str]]:
@@ -112,10 +123,11 @@ def find_draft(config: Config, target: Checkpoint, device: Device) -> DraftCheck
     _compare(target, checkpoint)
     # Two blocks: only the layout counts here.
     cache = CacheConfig(block_size=config.cache.block_size, kv_dtype=config.cache.kv_dtype, num_blocks=2)
-    model = config.model.model_copy(update={"model": path, "max_model_len": None})
-    own = config.model_copy(update={"model": model, "cache": cache})
+    precision = draft_weights(config, target, device.capabilities()).of_model(checkpoint)
+    update = {"model": path, "max_model_len": None, "quantize": precision.kind}
+    own = config.model_copy(update={"model": config.model.model_copy(update=update), "cache": cache})
     resolved, _ = resolve(own, device.capabilities(), checkpoint.facts(), 0, "the device of the draft model")
-    return DraftCheckpoint(checkpoint, own, resolved.kv_layout)
+    return DraftCheckpoint(checkpoint, own, resolved.kv_layout, precision)
 
 
 def _compare(target: Checkpoint, draft: Checkpoint) -> None:
