@@ -192,6 +192,7 @@ def build_on(
         resolved.kv_layout.block_size,
         busy_seconds=busy_seconds(device),
         lost=followers.lost,
+        explain=followers.explain,
         grammars=grammars,
         drafting=drafting,
         cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash, record),
