@@ -52,7 +52,7 @@ def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixt
     assert main(["doctor", "--platform", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "  ngram       built in: needs nothing else; depth 2 (the device makes" in said
-    assert said.count("; depth 2 (on one rank, the device makes") == 2
+    assert said.count("; depth 2 (on one rank, the device makes") == 3
 
 
 def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
