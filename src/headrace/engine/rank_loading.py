@@ -156,9 +156,13 @@ def load_rank(
 
     Raises CheckpointError, UnsupportedModel, OutOfMemory, PlatformError. The device stays open when this raises.
     """
+    peers = [replace(shard, rank=rank).number for rank in range(shard.size)]
+    group = device.communicator(peers) if shard.size > 1 else None
     ops = bind(device)
-    model, cache = load_model(config, checkpoint, device, ops, shard, sizes.max_model_len, progress)
+    model, cache = load_model(config, checkpoint, device, ops, shard, sizes.max_model_len, progress, group)
     sized = _runner_config(config, checkpoint, shard, sizes, drafts_of(config, device))
+    if sized.head_drafts:
+        sized = replace(sized, head_group=group)
     if source is not None:
         _load_source(source, checkpoint, device, ops, model)
         layers = sized.layout.layers
@@ -178,11 +182,10 @@ def load_model(
     shard: Shard,
     max_model_len: int,
     progress: Progress,
+    group: Collectives | None = None,
 ) -> tuple[Decoder, PackedCache | None]:
-    """The model with the weights of `shard`, and the cache to save them in, if they are not there yet. Raises as
-    `load_rank`."""
-    peers = [replace(shard, rank=rank).number for rank in range(shard.size)]
-    group = device.communicator(peers) if shard.size > 1 else None
+    """The model with the weights of `shard`, and the cache to save them in, if they are not there yet. `group`: the
+    collective operations of the ranks that share the weights. Raises as `load_rank`."""
     links = connect_stages(device, shard)
     # Kept weights come back as torch's tensors, vectors among them.
     forms = None if device.extension(TorchTensors) is None else device.extension(PackedForms)
@@ -261,11 +264,11 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
 def drafts_of(config: Config, device: Device) -> int:
     """The most drafts that the device makes for a sequence; 0 if the host makes them or waits for them, or none are
     made."""
-    by_passes, parallel = _by_passes(config), config.parallel
+    by_passes = _by_passes(config)
     if not by_passes and config.scheduler.speculate != NgramDrafter.name:
         return 0
-    # Rank 0 alone has the drafter: the histories of other ranks have no drafts.
-    able = parallel.pipeline_parallel_size == 1 and not (by_passes and parallel.tensor_parallel_size > 1)
+    # In a pipeline a sequence is in one step at a time: its drafts wait for nothing.
+    able = config.parallel.pipeline_parallel_size == 1
     needed = HEAD_DRAFTING if by_passes else DRAFTING
     return MOST_DRAFTS if able and all(device.op(spec) is not None for spec in needed) else 0
 
