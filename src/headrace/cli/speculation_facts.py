@@ -66,10 +66,11 @@ def _about(chosen: str | None) -> str | None:
         return None
     # Late: torch.
     from headrace.checkpoints.block_drafts import describe_block_draft
-    from headrace.engine.draft_weights import describe_head_files
+    from headrace.checkpoints.drafter_weights import describe_head_files
 
     parts = [describe_block_draft(path, method)] if method in _BLOCKS else []
-    return "; ".join([*parts, describe_head_files(Path(path))])
+    parts += [describe_head_files(Path(path))] if any(Path(path).glob("*.safetensors")) else []
+    return "; ".join(parts) or None
 
 
 def _fault(chosen: str, found: PluginSet) -> str | None:

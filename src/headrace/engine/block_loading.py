@@ -11,10 +11,11 @@ import torch
 
 from headrace.checkpoints.block_drafts import BlockDraftCheckpoint, open_block_draft
 from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights, head_bytes
 from headrace.config import CacheConfig, Config
 from headrace.engine.block_head import block_head
 from headrace.engine.block_model import BlockDraftModel, BlockSizes, StepCache, blocks_together, spare_blocks
-from headrace.engine.draft_weights import DraftWeights, draft_weights, head_bytes
+from headrace.engine.draft_weights import draft_weights
 from headrace.engine.ranks.rank_messages import Sizes
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Finish

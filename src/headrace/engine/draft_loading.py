@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights
 from headrace.checkpoints.packed.cache import PackedCache
 from headrace.checkpoints.quantizing import quantized_matrices
 from headrace.config import DRAFT, CacheConfig, Config
-from headrace.engine.draft_weights import DraftWeights, draft_weights
+from headrace.engine.draft_weights import draft_weights
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.rank_loading import SAVE_TIMEOUT, load_model

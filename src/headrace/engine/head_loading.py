@@ -11,10 +11,11 @@ from typing import Any, cast
 import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights, head_bytes
 from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors
 from headrace.config import EAGLE3, MTP, Config
-from headrace.engine.draft_weights import DraftWeights, draft_weights, head_bytes
+from headrace.engine.draft_weights import draft_weights
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.ranks.rank_messages import Sizes

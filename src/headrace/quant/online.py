@@ -69,8 +69,8 @@ def check_quantizable(name: str, scheme: str, columns: int, kind: str) -> None:
         )
     if kind == "int4" and columns % _GROUP:
         raise UnsupportedModel(
-            f"{name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8 (for what drafts: "
-            "--draft-quantization int8)"
+            f"{name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8 "
+            "(of what drafts: --draft-quantization int8)"
         )
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights
 from headrace.config import Config, ModelConfig, SchedulerConfig
-from headrace.engine.draft_weights import DraftWeights, draft_weights
+from headrace.engine.draft_weights import draft_weights
 from headrace.errors import UnsupportedModel
 from headrace.kernels.weight import Weight
 from headrace.quant.online import FloatMatrix, quantize_weight
