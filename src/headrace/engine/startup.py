@@ -16,7 +16,7 @@ from headrace.core import CoreConfig, Scheduler
 from headrace.core.cache_events import CacheEvents
 from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
-from headrace.engine.block_model import BlockDraftModel
+from headrace.engine.block_rounds import BlockRounds
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
@@ -80,7 +80,7 @@ class Engine:
     grammars: GrammarCompiler
     draft: LoadedDraft | None = None
     """The model of its own that drafts, if any."""
-    blocks: BlockDraftModel | None = None
+    blocks: BlockRounds | None = None
     """The block drafter, if any."""
     head: HeadDrafter | None = None
     """The draft head, if any."""
@@ -230,12 +230,12 @@ def _method(config: Config) -> str:
 
 
 def _drafting(
-    config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None, head: HeadDrafter | None, on_device: bool
+    config: Config, draft: LoadedDraft | None, blocks: BlockRounds | None, head: HeadDrafter | None, on_device: bool
 ) -> Drafting:
     if draft is not None:
         return Drafting(ModelSpeculator(draft.model), model=draft.model)
     if blocks is not None:
-        return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
+        return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks, on_device=on_device)
     if head is not None:
         return Drafting(ModelSpeculator(head, head.method), model=head, on_device=on_device)
     drafter = GuardedDrafter(make_drafter(_method(config)))
