@@ -190,7 +190,7 @@ def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     built = watch(monkeypatch)
     drafter = save("speculators", tmp_path / "speculators")
     work = [
-        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=48, **WAYS[at % len(WAYS)]) for at in range(12)
+        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
     ]
     expected = alone(tiny_llama, work[::5])
 
