@@ -282,15 +282,16 @@ def test_a_round_that_fails_ends_drafting_alone(
     assert caplog.text.count("failed, and drafts no more: a kernel failed") == 1
 
 
+@pytest.mark.parametrize("layout", ["dspark", "zlab"])
 def test_the_policy_lets_a_useless_drafter_rest(
-    tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random weights guess nothing, so drafts are tried rarely, whatever the machine's times."""
     built = watch(monkeypatch, eager=False)
-    drafter = save("dspark", tmp_path / "dspark")
+    drafter = save(layout, tmp_path / layout)
 
     async def main() -> None:
-        async with engine(tiny_llama, speculate=f"dspark:{drafter}") as client:
+        async with engine(tiny_llama, speculate=f"{method(layout)}:{drafter}") as client:
             for _ in range(2):
                 same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
             await idle(client)

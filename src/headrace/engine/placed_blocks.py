@@ -104,6 +104,10 @@ class PlacedBlocks(BlockRounds):
                 self._launch(self._inputs(wanted))
                 self._timed([wanted])
 
+    def room(self, sequence: str) -> int:
+        fits = len(self._sequences[sequence].tokens) + self.drafts <= self._sizes.max_model_len
+        return super().room(sequence) if fits else 0
+
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         rows = [_Wanted(row, self._sequences[name], count) for row, (name, count) in enumerate(wanted)]
         # A block must fit: the history ends with the context, and tokens beyond it would be written elsewhere.

@@ -270,8 +270,9 @@ def _by_head(config: Config) -> bool:
 def _block_drafts(path: str, method: str, device: Device) -> int:
     """The drafts of a block, if the device can draw them."""
     draft = block_draft_settings(path, method)
-    able = draft.independent and (draft.draft_vocab is None or device.op(widen_logits.SPEC) is not None)
-    return draft.drafts if able else 0
+    # The reference serves where torch's tensors are the device's.
+    widens = device.extension(TorchTensors) is not None or device.op(widen_logits.SPEC) is not None
+    return draft.drafts if draft.independent and (draft.draft_vocab is None or widens) else 0
 
 
 def _runner_config(config: Config, checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: int) -> RunnerConfig:
