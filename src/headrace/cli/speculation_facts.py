@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EAGLE3, MTP
+from headrace.config import DRAFT, EAGLE3, MTP
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
@@ -20,7 +20,7 @@ __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
 _BLOCKS = ("dflash", "dspark")
-_OVERLAPPING = {NgramDrafter.name: DRAFTING, **dict.fromkeys((EAGLE3, MTP, "dflash"), HEAD_DRAFTING)}
+_OVERLAPPING = {NgramDrafter.name: DRAFTING, **dict.fromkeys((DRAFT, EAGLE3, MTP, "dflash"), HEAD_DRAFTING)}
 """The operators with which steps of a method overlap."""
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""

@@ -53,7 +53,7 @@ def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     why = "; depth 2 (the device makes the drafts, without those of predictions"
     assert f"  ngram       built in: needs nothing else{why} and of pipelines)" in said
-    assert said.count(f"{why})") == 2
+    assert said.count(f"{why})") == 3
 
 
 def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
