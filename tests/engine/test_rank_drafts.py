@@ -32,7 +32,7 @@ from headrace.structured_outputs import Constraint
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 TIGHT = {"chunk": 11, "seqs": 4, "blocks": 20}
 """Sequences are cut, wait and are preempted."""
-FORMED: dict[str, Any] = {"allowed_token_ids": None, "stop_token_ids": (), "prompt_logprobs": None, "max_tokens": 30}
+FORMED: dict[str, Any] = {"allowed_token_ids": None, "stop_token_ids": (), "ignore_eos": False, "max_tokens": 30}
 """Of requests with a grammar."""
 
 
