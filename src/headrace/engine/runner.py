@@ -17,10 +17,11 @@ from headrace.engine.second_look import first_not_finite
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of, sampling_arrays
 from headrace.kernels.ops import Batch, Ops, OptionalOps
+from headrace.models.sharding import Collectives
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
-from headrace.types import Bucket, KVLayout, StepPlan, StepResult
+from headrace.types import Bucket, KVLayout, SamplingBatch, StepPlan, StepResult
 
-__all__ = ["LaunchedStep", "Model", "Runner", "RunnerConfig"]
+__all__ = ["LaunchedStep", "Model", "Runner", "RunnerConfig", "constraint_sizes"]
 
 _LOGPROB_STEPS = (-1, 0, 8, 32, 128)
 """Numbers of logprob alternatives that steps are compiled for."""
@@ -54,6 +55,8 @@ class RunnerConfig:
     """The most drafts of a sequence that the device makes; 0: plans have no `lengths`."""
     head_drafts: bool = False
     """They are those of a head, whose passes write them to the history; otherwise `ngram` finds them."""
+    head_group: Collectives | None = None
+    """The ranks of the model, if there are several: rank 0 alone has the head."""
 
 
 class _Nothing:
@@ -257,7 +260,7 @@ class Runner:
         """Launch the second part of a split step. `inputs`: those of the first, and its logits; `more`: its other
         results."""
         if self._static:
-            biases, masks = _constraint_sizes(plan)
+            biases, masks = constraint_sizes(plan.sampling)
             bucket = replace(bucket, biases=biases, masks=masks)
         arrays = sampling_arrays(plan, self.config.vocab_size)
         return {**self._sampled("sample", bucket, plan, {**self._inputs(arrays, bucket), **inputs}), **more}
@@ -311,8 +314,8 @@ class Runner:
             return kv, {"tokens": tokens, **history_of(inputs)}
 
         def forward(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-            config = self.config
-            placed = place_drafts(self._ops, inputs, config.drafts, config.layout.block_size, config.head_drafts)
+            config, size = self.config, self.config.layout.block_size
+            placed = place_drafts(self._ops, inputs, config.drafts, size, config.head_drafts, config.head_group)
             found: dict[str, Tensor] = {name: placed[name] for name in ("drafts", "position") if name in placed}
             batch = batch_of({**inputs, **placed})
             if hidden:
@@ -365,7 +368,7 @@ class Runner:
         seqs = min(_power_of_two(plan.num_seqs, config.max_num_seqs), tokens)
         seqs = max(seqs, plan.num_seqs)
         rows = tokens if plan.num_rows > seqs else seqs
-        return Bucket(tokens, seqs, rows, self._blocks, *_constraint_sizes(plan))
+        return Bucket(tokens, seqs, rows, self._blocks, *constraint_sizes(plan.sampling))
 
     def _load_history(self, plan: StepPlan) -> None:
         """Write known tokens that no step computes to the history, with the operator that writes a step's tokens."""
@@ -379,16 +382,11 @@ class Runner:
 
 
 def _power_of_two(value: int, most: int) -> int:
-    return min(most, max(8, _next_power(value)))
+    return min(most, max(8, 1 << (value - 1).bit_length()))
 
 
-def _next_power(value: int) -> int:
-    return 1 << (value - 1).bit_length()
-
-
-def _constraint_sizes(plan: StepPlan) -> tuple[int, int]:
+def constraint_sizes(sampling: SamplingBatch) -> tuple[int, int]:
     """The padded numbers of biases and masks. A step is compiled for each size, and most batches have few or none."""
-    sampling = plan.sampling
     return _coarse(len(sampling.bias_row)), 1 if sampling.allowed is None else _coarse(len(sampling.allowed))
 
 
