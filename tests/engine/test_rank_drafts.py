@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_engine import Built, watch
+from draft_engine import Built, save_draft, watch
 from engine_harness import Answer, GroupingClient, answer, idle, in_turn, request, together
 from pipeline_harness import pipeline
 from plain_heads import add_mtp, save_eagle3
@@ -43,6 +43,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_target(path)
     add_mtp(path, "deepseek")
     save_eagle3(path / "head", "A")
+    save_draft(path / "small")
     return path
 
 
@@ -107,6 +108,18 @@ def test_every_rank_gets_the_drafts_of_a_head(
     made, right = drafted(built, method)
     assert 10 < right < made
     assert unwaited(built) > 0
+
+
+def test_every_rank_gets_the_drafts_of_a_model(
+    target: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone has it, whole."""
+    built = watch(monkeypatch)
+    preempted = run(target, lambda client: all_ways(client, wanted), speculate=f"draft:{target / 'small'}", **TIGHT)
+    assert preempted > 0
+    built.check()
+    assert built.counts.drafted > 10
+    assert built.model.unwaited > 0
 
 
 def unwaited(built: Built) -> float:
