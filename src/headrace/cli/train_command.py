@@ -24,6 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--text", required=True, type=Path, metavar="PATH", help="a UTF-8 file, or a directory of such files")
     add("--out", required=True, type=Path, metavar="DIR", help="where the head is written: an empty directory")
     add("--resume", action="store_true", help="go on with the training that was begun in --out")
+    add(
+        "--answers-from",
+        type=Path,
+        metavar="DIR",
+        help="take the answers of another head of the same model and text, and make only those that are missing",
+    )
     add("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     group = parser.add_argument_group("training")
     add = group.add_argument
@@ -71,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         engine={name: str(value) for name, value in options.items()},
     )
     with terminal_view() as view:
-        finished = train_drafter(settings, texts, options, args.out, args.resume, view)
+        finished = train_drafter(settings, texts, options, args.out, args.resume, view, args.answers_from)
     if not finished:
         print(f"stopped: the same command with --resume goes on in {args.out}")
         return _INTERRUPTED
