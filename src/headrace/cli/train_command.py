@@ -45,7 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, default=4, metavar="N", help="answers of a step (default: 4)")
     add("--rate", type=float, default=6e-4, metavar="X", help="the highest learning rate (default: 6e-4)")
     add("--drafts", type=int, metavar="K", help="tokens of a draft (default: eagle3 and mtp: 3, dflash: 7)")
-    add("--draft-vocabulary", type=int, default=8192, metavar="N", help="tokens that eagle3 can draft (default: 8192)")
+    add(
+        "--draft-vocabulary",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="tokens that eagle3 and dflash can draft (default: 8192)",
+    )
     add("--layers", type=int, default=2, metavar="N", help="layers of dflash (default: 2)")
     add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
     add_engine_options(parser)
