@@ -54,8 +54,9 @@ def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None)
         elif lacks:
             fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
         else:
-            alone = "" if fact["name"] == NgramDrafter.name else "on one rank, "
-            fact["depth"], fact["why"] = 2, f"{alone}the device makes the drafts, without those of predictions"
+            # Heads are refused there.
+            rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
+            fact["depth"], fact["why"] = 2, f"the device makes the drafts, without those of predictions{rest}"
 
 
 def _about(chosen: str | None) -> str | None:

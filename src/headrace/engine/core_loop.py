@@ -290,7 +290,8 @@ class EngineCore:
     def _explain(self, deltas: list[Delta]) -> None:
         """Add to the errors where the numbers that are not finite come from. One check serves all requests of the
         step."""
-        broken, self._scheduler.broken = self._scheduler.broken, {}
+        broken = dict(self._scheduler.broken)
+        self._scheduler.broken.clear()
         try:
             where = self._runner.where_not_finite(next(iter(broken.values())))
         except Exception as error:

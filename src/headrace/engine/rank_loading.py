@@ -169,6 +169,8 @@ def load_rank(
         local = local_config(checkpoint.decoder_config, shard)
         model = Decoder(local, ops, kept, sizes.max_model_len, group, links=links)
     sized = _runner_config(config, checkpoint, shard, sizes, drafts_of(config, device))
+    if sized.head_drafts:
+        sized = replace(sized, head_group=group)
     if source is not None:
         _load_source(source, checkpoint, device, ops, model)
         layers = sized.layout.layers
@@ -247,11 +249,11 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
 def drafts_of(config: Config, device: Device) -> int:
     """The most drafts that the device makes for a sequence; 0 if the host makes them or waits for them, or none are
     made."""
-    of_head, parallel = _by_head(config), config.parallel
+    of_head = _by_head(config)
     if not of_head and config.scheduler.speculate != NgramDrafter.name:
         return 0
-    # Rank 0 alone has the head: the histories of other ranks have no drafts.
-    able = parallel.pipeline_parallel_size == 1 and not (of_head and parallel.tensor_parallel_size > 1)
+    # In a pipeline a sequence is in one step at a time: its drafts wait for nothing.
+    able = config.parallel.pipeline_parallel_size == 1
     needed = HEAD_DRAFTING if of_head else DRAFTING
     return MOST_DRAFTS if able and all(device.op(spec) is not None for spec in needed) else 0
 
