@@ -1,14 +1,15 @@
-"""Drafts of a head that reads the target's hidden states: the sequences that it knows, its cache, its rounds.
+"""Drafts of a head that reads the target's hidden states, or of a smaller model: its sequences, its cache, its rounds.
 
-A head computes nothing ahead: the features of all tokens are kept in the target's blocks. So a round first computes the
-entries that the head's own cache lacks, and then drafts, whatever cached prefixes, chunks and preemptions there were.
-Each sequence has blocks of its own in that cache, and what earlier rounds have computed of its known tokens stays
-right, because no known token changes.
+Nothing is computed ahead: a model needs the tokens alone, and for a head the features of all tokens are kept in the
+target's blocks. So a round first computes the entries that the drafter's own cache lacks, and then drafts, whatever
+cached prefixes, chunks and preemptions there were. Each sequence has blocks of its own in that cache, and what earlier
+rounds have computed of its known tokens stays right, because no known token changes. The entries of a model's drafts
+stay, too, as far as these are right; those of a head were made of its own output, and are computed again.
 
 If the device places a sequence, its rounds are launched while steps before them are in flight, and nothing waits for
 them: the device moves the passes to where the last right token is, and the next step finds the drafts in its history of
 tokens. How many entries a round lacks is known but for the drafts in flight that are wrong. It computes as many as may
-be missing, and for each wrong draft one that is there.
+be missing, and others that are there.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from statistics import median
 import numpy as np
 
 from headrace.core.drafts import DraftRow
-from headrace.engine.guarded_rounds import GuardedRounds
+from headrace.engine.draft_blocks import DraftBlocks
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.head_plans import Drafted, HeadPass, Span, catch_up_pass, following_pass, known_pass
+from headrace.engine.unwaited_rounds import UnwaitedRounds
 from headrace.platforms.interface import Pending
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
-from headrace.speculation.step_cost import StepCost
 from headrace.types import NO_TOKEN, Request, SamplingParams
 
 __all__ = ["HeadDrafter"]
@@ -38,11 +39,9 @@ _WARM_UP, _DRAFTS = (64, 64, 3, 3, 3, 3), 8
 """Tokens of the sequences that are drafted at the start, and drafts of each."""
 _LONG = 64
 """Entries that take longer to compute than a round takes to launch."""
-_MEASURED, _UNKNOWN = 64, 4
-"""One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
 
 
-class HeadDrafter(GuardedRounds):
+class HeadDrafter(UnwaitedRounds):
     """A `speculation.model_speculator.DraftingModel`. `draft` waits for the device, unless the device places all
     sequences of the round; while it waits for others, nothing of these is in flight in the target. If a round fails,
     the error is logged once and no more drafts are made; a lost device is raised."""
@@ -60,24 +59,21 @@ class HeadDrafter(GuardedRounds):
         zero_first: bool,
         busy_seconds: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        sharing: bool = False,
     ) -> None:
-        """`most_tokens`: of one pass. `busy_seconds`: the device's counter of its working time."""
-        super().__init__(f"the drafter {name}", busy_seconds, clock)
-        self.cost = StepCost()
+        """`most_tokens`: of one pass; `max_model_len`: the most tokens of a sequence, drafts included. `busy_seconds`:
+        the device's counter of its working time. `sharing`: sequences share what is computed of their prefixes, which
+        takes entries without lag."""
+        super().__init__(f"the drafter {name}", passes.places, busy_seconds, clock)
         self.block = 0
         self.method, self.name = method, name
         self._passes, self._size, self._most_tokens = passes, block_size, most_tokens
         self._longest, self._vocab, self._zero_first = max_model_len, vocab, zero_first
-        self._free = list(range(num_blocks - 1, 0, -1))
+        self._blocks = DraftBlocks(num_blocks, block_size, sharing)
         self._sequences: dict[str, Drafted] = {}
         self._overheads: deque[float] = deque(maxlen=_KEPT)
         self._first = int(zero_first and passes.places)
         """The first entry of a round that is not like the others."""
-        self._unread = deque[Sequence[Pending]]()
-        """The results of rounds that nothing has waited for."""
-        self._rounds = 0
-        self._worked = 0.0
-        """Seconds of the latest round in which the device works, whether it is waited for or not."""
 
     @property
     def overhead(self) -> float:
@@ -85,7 +81,7 @@ class HeadDrafter(GuardedRounds):
 
     @property
     def free_blocks(self) -> int:
-        return len(self._free)
+        return self._blocks.available
 
     def warm_up(self) -> None:
         """Make what is made on first use, and measure. Raises what the device raises."""
@@ -94,38 +90,41 @@ class HeadDrafter(GuardedRounds):
             return
         for number, length in enumerate(_WARM_UP):
             # Block 0 of the target, which is never allocated, holds any features.
-            most = min(self._longest - count, self._most_tokens, len(self._free) * self._size - count)
+            most = min(self._longest - count, self._most_tokens, self.free_blocks * self._size - count)
             name, prompt = f"warm-up {number}", (0,) * max(min(length, most), 2)
             request = Request(name, prompt, SamplingParams(temperature=0.0))
-            known = self._sequences[name] = Drafted(request, [], self._vocab)
-            known.tokens, known.slot = list(known.request.prompt), 0
-            known.known = len(known.tokens)
+            known = self._sequences[name] = self._drafted(request)
+            known.slot, known.known = 0, len(known.tokens)
             known.target_blocks = np.zeros(-(-len(known.tokens) // self._size), np.int32)
             if self.room(name) >= count:
                 self._keep_busy(known)
                 self._round([(name, count)])
-            self.end(name)
+            self._blocks.release(self._sequences.pop(name), keep=False)
 
     def _keep_busy(self, seq: Drafted) -> None:
         """If rounds are not waited for, their passes run one right behind the other. Launch a pass that takes longer
         than the launches of a round, so that the round is measured like that."""
-        count = min(_LONG, self._longest - 2, self._most_tokens, len(self._free) * self._size)
+        count = min(_LONG, self._longest - 2, self._most_tokens, self.free_blocks * self._size)
         if not self._passes.places or count < 1:
             return
-        blocks = self._free[: -(-count // self._size)]
+        blocks = self._blocks.pool.free[: -(-count // self._size)]
         table = np.zeros(len(blocks), np.int32)
         long = replace(seq, tokens=[0] * (count + 2), blocks=blocks, target_blocks=table)
         self._passes.known(known_pass([Span(long, 0, count)], self._size, self._zero_first), timed=False)
 
     def begin(self, request: Request) -> None:
         """Take up a sequence."""
-        self._sequences[request.id] = Drafted(request, list(request.prompt), self._vocab)
+        known = self._sequences[request.id] = self._drafted(request)
+        self._blocks.share(known)
+
+    def _drafted(self, request: Request) -> Drafted:
+        return Drafted(request, list(request.prompt), self._vocab, self._passes.lag)
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
-        self._sequences[sequence].tokens += tokens
+        self._sequences[sequence].extend(tokens)
 
     def end(self, sequence: str) -> None:
-        self._free += self._sequences.pop(sequence).blocks
+        self._blocks.release(self._sequences.pop(sequence), keep=not self.failures)
 
     def place(self, row: DraftRow) -> None:
         """Where a sequence of the next round is on the device."""
@@ -135,7 +134,7 @@ class HeadDrafter(GuardedRounds):
         known = self._sequences[sequence]
         if self.failures or known.entries < 1 + self._first:
             return 0
-        places = (len(known.blocks) + len(self._free)) * self._size
+        places = (len(known.blocks) + self.free_blocks) * self._size
         return max(0, min(self._longest - len(known.tokens), places - known.entries + 1))
 
     def behind(self, sequence: str) -> int:
@@ -144,17 +143,13 @@ class HeadDrafter(GuardedRounds):
 
     def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         """Raises DeviceLost."""
-        busy, self._worked = self.busy, 0.0
-        made = self._guarded(len(wanted), lambda: self._round(wanted))
-        if self._passes.places:
-            # What the device has worked meanwhile may be for steps in flight.
-            self.busy = busy + self._worked
-        return made
+        return self._launched(len(wanted), lambda: self._round(wanted))
 
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
-        self._check_finished()
         rows = [(seq, self._allowed(seq, count)) for seq, count in ((self._sequences[name], n) for name, n in wanted)]
-        grown = [count > 0 and self._grow(seq, seq.known + count - 2) for seq, count in rows]
+        for seq, _ in rows:
+            self._blocks.share(seq)
+        grown = [count > 0 and self._blocks.grow(seq, seq.known - seq.lag + count - 1) for seq, count in rows]
         caught_up = self._catch_up([seq for (seq, _), room in zip(rows, grown, strict=True) if room])
         start = self._clock()
         tokens: list[list[int]] = [[] for _ in wanted]
@@ -172,22 +167,15 @@ class HeadDrafter(GuardedRounds):
         return ModelDrafts(tokens, seconds, [caught_up.get(seq.request.id, 0.0) for seq, _ in rows])
 
     def _allowed(self, seq: Drafted, count: int) -> int:
-        """So many drafts that the next round has a place for its entries even if none of those in flight is right."""
-        return min(count, seq.known - seq.uncertain - self._first - 1) if seq.placed else count
+        """So many drafts that they fit, and that the next round has a place for its entries even if none of those in
+        flight is right."""
+        most = self._longest - seq.known
+        return min(count, most, seq.known - seq.uncertain - self._first - 1) if seq.placed else min(count, most)
 
     def _may_begin(self, seq: Drafted) -> bool:
         """No more entries are missing than a round computes, and their tokens can be found."""
         span = seq.missing()
         return seq.entries - seq.computed <= NEAR and span.start >= self._first + seq.uncertain
-
-    def _grow(self, seq: Drafted, places: int) -> bool:
-        """Give a sequence blocks for so many entries. False: there are not enough."""
-        needed = -(-places // self._size) - len(seq.blocks)
-        if needed > len(self._free):
-            return False
-        for _ in range(needed):
-            seq.blocks.append(self._free.pop())
-        return True
 
     def _catch_up(self, seqs: Sequence[Drafted]) -> dict[str, float]:
         """Compute entries of sequences that have many, no more than one pass holds in all. Returns the seconds of
@@ -212,6 +200,7 @@ class HeadDrafter(GuardedRounds):
         self._observe(step, seconds)
         for seq, _, stop in spans:
             seq.caught_up(stop)
+            self._blocks.publish(seq)
         self._count(seconds, waited=True)
         each = seconds / step.plan.num_tokens
         return {seq.request.id: each * (stop - first) for seq, first, stop in spans}
@@ -219,7 +208,7 @@ class HeadDrafter(GuardedRounds):
     def _drafts(self, rows: Sequence[tuple[Drafted, int]], start: float) -> tuple[list[list[int]], float]:
         """The drafts of sequences, those with most first, and their seconds. All passes are launched before the first
         result is read; that of a placed sequence is not needed."""
-        spans = [seq.begin_round() for seq, _ in rows]
+        spans = [seq.begin_round(count) for seq, count in rows]
         sizes = [sum(span.stop - span.start for span in spans)]
         sizes += [sum(count > depth for _, count in rows) for depth in range(1, rows[0][1])]
         timed = not all(seq.placed for seq, _ in rows) or self._measures(sizes)
@@ -237,27 +226,14 @@ class HeadDrafter(GuardedRounds):
                 start = self._clock()
             found = self._read(rows, steps, pending)
             seconds = self._clock() - start
+            for own, (seq, _) in zip(found, rows, strict=True):
+                seq.guessed = [] if seq.placed or seq.lag else own[:-1]
         else:
             found = [[] for _ in rows]
-            self._unread.append(pending)
-            seconds = sum(self.cost.seconds(step.plan.num_tokens, step.context) for step in steps)
-            self.unwaited += seconds
+            seconds = self._leave(pending, [(step.plan.num_tokens, step.context) for step in steps])
         self._count(seconds, timed)
         drafts = [[NO_TOKEN] * count if seq.placed else own for own, (seq, count) in zip(found, rows, strict=True)]
         return drafts, seconds
-
-    def _count(self, seconds: float, waited: bool) -> None:
-        """Without a counter, the time of a step is that since the end of the one before it or since its launch, which
-        comes after what is waited for."""
-        if self._busy_seconds is not None or not waited:
-            self._worked += seconds
-
-    def _measures(self, sizes: Sequence[int]) -> bool:
-        """Whether to wait for a round that need not be waited for, because the times of its passes must be known.
-        `sizes`: their numbers of entries."""
-        self._rounds += 1
-        known = all(map(self.cost.known, sizes))
-        return self._rounds % (_MEASURED if known else _UNKNOWN) == 0
 
     def _read(
         self, rows: Sequence[tuple[Drafted, int]], steps: Sequence[HeadPass], pending: Sequence[Pending]
@@ -271,12 +247,6 @@ class HeadDrafter(GuardedRounds):
             self._observe(step, now - last)
             last = now
         return [_until_none(own[:count]) for own, (_, count) in zip(found, rows, strict=True)]
-
-    def _check_finished(self) -> None:
-        """Raises what has failed in a round that nothing waited for."""
-        while self._unread and all(result.done() for result in self._unread[0]):
-            for result in self._unread.popleft():
-                result.result()
 
     def _observe(self, step: HeadPass, seconds: float) -> None:
         self.cost.observe(step.plan.num_tokens, step.context, seconds)
