@@ -296,7 +296,8 @@ class OptionalOps(Protocol):
 
         Their first token is the last known one, at position length - 1, the others are drafts (without a draft any
         token). `batch` and `position` [R] hold upper bounds, which the block table covers; blocks have `size` tokens.
-        The length becomes history[slot, -1].
+        The length becomes history[slot, -1]. The step may end behind the last draft of the last sequence: nothing
+        reads what is computed for further tokens.
         """
 
     def accept(self, batch: Batch, lengths: Tensor, drafts: Tensor, tokens: Tensor, history: Tensor) -> Tensor:
