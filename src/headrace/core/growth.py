@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.core.block_pool import blocks_for
+from headrace.core.decodes import Decodes
 from headrace.core.fetches import Fetches
 from headrace.core.kv_cache import KVCache
 from headrace.core.open_sequences import OpenSequences
-from headrace.core.plan_builder import Decodes
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 

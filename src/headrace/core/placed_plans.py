@@ -12,17 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core.plan_builder import (
-    NO_COPIES,
-    NO_INTS,
-    Decodes,
-    PrefillChunk,
-    StepExtras,
-    StepRecord,
-    build,
-    parameters,
-)
-from headrace.core.slots import PROMPT_LEN, Slots
+from headrace.core.decodes import Decodes
+from headrace.core.plan_builder import NO_COPIES, build
+from headrace.core.prefill_chunk import PrefillChunk
+from headrace.core.slots import NO_INTS, PROMPT_LEN, Slots, parameters
+from headrace.core.step_record import StepExtras, StepRecord
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
 __all__ = ["Plans"]

@@ -6,10 +6,11 @@ from collections import deque
 
 from headrace.core.kv_cache import KVCache
 from headrace.core.open_sequences import OpenSequences
-from headrace.core.plan_builder import PrefillChunk, StepExtras
+from headrace.core.prefill_chunk import PrefillChunk
 from headrace.core.running import RunningSequences, urgency
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots
+from headrace.core.step_record import StepExtras
 from headrace.core.successors import Successors
 from headrace.core.waiting_queue import WaitingQueue
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.core.plan_builder import Decodes, PrefillChunk
+from headrace.core.decodes import Decodes
+from headrace.core.prefill_chunk import PrefillChunk
 from headrace.core.sequence import Rank, Sequence
 from headrace.core.slots import Slots
 

@@ -11,11 +11,13 @@ import numpy.typing as npt
 from headrace.core.constraints import Constraints
 from headrace.core.sequence import Sequence
 from headrace.sampling import FLOAT_ROWS, INT_ROWS, SamplingParams
+from headrace.types import SamplingBatch
 
-__all__ = ["Slots"]
+__all__ = ["Slots", "parameters"]
 
 PROMPT_LEN, LOGPROBS, LAST = range(len(INT_ROWS), len(INT_ROWS) + 3)
 _float_values: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*FLOAT_ROWS)
+NO_INTS: npt.NDArray[np.int32] = np.zeros(0, np.int32)
 SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -51,3 +53,16 @@ class Slots:
 
     def release(self, slot: int) -> None:
         self.free.append(slot)
+
+
+def parameters(slots: Slots, index: npt.NDArray[np.intp]) -> SamplingBatch:
+    """The parameters of the given slots, without positions or constraints."""
+    floats, ints = slots.floats.take(index, axis=1), slots.ints.take(index, axis=1)
+    return SamplingBatch(
+        params={**dict(zip(FLOAT_ROWS, floats, strict=True)), **dict(zip(INT_ROWS, ints, strict=False))},
+        seed=slots.seeds[index],
+        position=NO_INTS,
+        bias_row=NO_INTS,
+        bias_token=NO_INTS,
+        bias_value=np.zeros(0, np.float32),
+    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from headrace.core.admission import CoreConfig
 from headrace.core.block_pool import blocks_for
 from headrace.core.constraints import Constraints
+from headrace.core.decodes import Decodes
 from headrace.core.drafts import DraftRow, DraftSource, StepSize
 from headrace.core.kv_cache import KVCache
 from headrace.core.matcher import advance, allows, forced
-from headrace.core.plan_builder import Decodes, PrefillChunk
+from headrace.core.prefill_chunk import PrefillChunk
 from headrace.core.running import RunningSequences
 from headrace.core.sequence import Sequence
 from headrace.core.slots import Slots

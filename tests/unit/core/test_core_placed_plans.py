@@ -12,7 +12,9 @@ from test_core_drafts import requests
 from test_core_placed import PlacedOracle, plain
 
 from headrace.core import placed_plans, plan_builder
-from headrace.core.plan_builder import Decodes, PrefillChunk, StepExtras
+from headrace.core.decodes import Decodes
+from headrace.core.prefill_chunk import PrefillChunk
+from headrace.core.step_record import StepExtras
 from headrace.types import SamplingBatch, StepPlan
 
 
