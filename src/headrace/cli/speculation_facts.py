@@ -56,7 +56,7 @@ def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None,
         elif lacks:
             fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
         else:
-            # Heads are refused there.
+            # The others are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
             rest += " and of DFlash2" if fact["name"] == "dflash" and not fact.get("chosen") else ""
             fact["depth"], fact["why"] = 2, f"the device makes the drafts, without those of predictions{rest}"
