@@ -13,7 +13,7 @@ import tiny_models
 from server_harness import VOCAB, make_model
 
 from headrace.engine import startup
-from headrace.engine.draft_model import DraftModel
+from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.startup import Engine, build_on
 from headrace.speculation import model_speculator
 from headrace.speculation.acceptance import AcceptanceCounts
@@ -50,7 +50,7 @@ class Built:
         self.engines: list[Engine] = []
 
     @property
-    def model(self) -> DraftModel:
+    def model(self) -> HeadDrafter:
         draft = self.engines[-1].draft
         assert draft is not None
         return draft.model
@@ -65,13 +65,11 @@ class Built:
         return found
 
     def check(self) -> None:
-        """The draft model of the last engine holds nothing."""
-        scheduler = self.model.scheduler
-        stats = scheduler.stats()
-        assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0)
-        assert stats.blocks_free + stats.blocks_cached == scheduler.config.num_blocks - 1
-        scheduler.check()
-        assert self.model.failures == 0
+        """The draft model of the last engine knows no sequence, and holds no block that it could not give away."""
+        model = self.model
+        assert not model._sequences
+        assert model.free_blocks == self.engines[-1].info.num_blocks - 1
+        assert model.failures == 0
 
 
 def watch(patch: pytest.MonkeyPatch, eager: bool = True) -> Built:

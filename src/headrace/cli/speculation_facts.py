@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EAGLE3, MTP
+from headrace.config import DRAFT, EAGLE3, MTP
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
@@ -20,7 +20,7 @@ __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
 _BLOCKS = ("dflash", "dspark")
-_OVERLAPPING = {NgramDrafter.name: DRAFTING, EAGLE3: HEAD_DRAFTING, MTP: HEAD_DRAFTING}
+_OVERLAPPING = {NgramDrafter.name: DRAFTING, DRAFT: HEAD_DRAFTING, EAGLE3: HEAD_DRAFTING, MTP: HEAD_DRAFTING}
 """The operators with which steps of a method overlap."""
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
@@ -54,8 +54,9 @@ def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None)
         elif lacks:
             fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
         else:
-            alone = "" if fact["name"] == NgramDrafter.name else "on one rank, "
-            fact["depth"], fact["why"] = 2, f"{alone}the device makes the drafts, without those of predictions"
+            # Heads are refused there.
+            rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
+            fact["depth"], fact["why"] = 2, f"the device makes the drafts, without those of predictions{rest}"
 
 
 def _about(chosen: str | None) -> str | None:

@@ -62,6 +62,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         busy_seconds: Callable[[], float] | None = None,
         lost: Callable[[], DeviceLost | None] | None = None,
+        explain: Callable[[DeviceLost], DeviceLost] = lambda error: error,
         grammars: GrammarSource | None = None,
         drafting: StepLearner | None = None,
         cache_events: CacheEvents | None = None,
@@ -70,8 +71,9 @@ class EngineCore:
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
-        is idle. `grammars`: makes matchers for constraints. `drafting`: learns from each step how many drafts pay.
-        `cache_events`: what others may watch of the prefix cache. `stages`: of a pipeline."""
+        is idle. `explain`: says more of a loss that a drafter meets while a step is planned. `grammars`: makes matchers
+        for constraints. `drafting`: learns from each step how many drafts pay. `cache_events`: what others may watch of
+        the prefix cache. `stages`: of a pipeline."""
         self._scheduler, self._runner = scheduler, runner
         self._block_size = block_size
         self._clock = clock
@@ -84,7 +86,7 @@ class EngineCore:
         self._depth = max(_DEPTH, stages)
         self._read_at: float | None = None
         """The time at which the last result was read; None if there was nothing to do since."""
-        self._lost = lost or _never
+        self._lost, self._explain_loss = lost or _never, explain
         self._grammars, self._drafting = grammars, drafting
         self.cache_events = cache_events
         self.profiler = profiler or StepProfiler("this engine was built without a profiler")
@@ -225,8 +227,11 @@ class EngineCore:
 
     def _launch(self, deltas: list[Delta]) -> bool:
         """Launch a step. True if a step was launched or its launch failed, so that another may be tried at once."""
-        with self.profiler.span("schedule"):
-            plan = self._scheduler.schedule(self._clock())
+        try:
+            with self.profiler.span("schedule"):
+                plan = self._scheduler.schedule(self._clock())
+        except DeviceLost as error:
+            raise self._explain_loss(error) from error
         if plan is None:
             if not self._in_flight:
                 self._read_at = None

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.packed.cache import PackedCache
 from headrace.config import DRAFT, CacheConfig, Config
-from headrace.core import CoreConfig, Scheduler
-from headrace.engine.draft_model import DraftModel
-from headrace.engine.rank_loading import LoadedRank, load_rank
-from headrace.engine.ranks.rank_messages import Sizes
+from headrace.engine.head_drafter import HeadDrafter
+from headrace.engine.head_passes import HeadPasses
+from headrace.engine.rank_loading import SAVE_TIMEOUT, load_model
+from headrace.engine.runner import Runner
 from headrace.engine.service import Progress
 from headrace.errors import ConfigError
 from headrace.grammar.loading import read_vocabulary
+from headrace.kernels.registry import bind
+from headrace.models.draft_heads import DraftDecoder
 from headrace.models.sharding import Shard
 from headrace.platforms.interface import Device
 from headrace.resolution import Resolved, resolve
@@ -29,12 +32,14 @@ _log = logging.getLogger(__name__)
 class LoadedDraft:
     """The draft model, ready for rounds."""
 
-    model: DraftModel
-    own: LoadedRank
+    model: HeadDrafter
+    cache: PackedCache | None
+    """The one in which its packed weights are being saved, if any."""
 
     def close(self) -> None:
         """Finish saving. Its memory is the device's, which the target closes."""
-        self.own.finish_saving()
+        if self.cache is not None:
+            self.cache.wait(SAVE_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +56,35 @@ class DraftCheckpoint:
         return self.checkpoint.total_bytes
 
     def load(
-        self, device: Device, target: Resolved, progress: Progress, busy_seconds: Callable[[], float] | None
+        self,
+        device: Device,
+        runner: Runner,
+        target: Resolved,
+        progress: Progress,
+        busy_seconds: Callable[[], float] | None,
     ) -> LoadedDraft:
-        """Load it on the device of the target. Raises what loading raises."""
+        """Load it on the device of the target, whose `runner` has the tokens. Raises what loading raises."""
         resolved, _ = self._resolve(device, target)
-        vocab = self.checkpoint.decoder_config.vocab
-        sizes = Sizes(
-            max_model_len=resolved.max_model_len,
-            block_size=resolved.kv_layout.block_size,
-            kv_dtype=resolved.kv_layout.dtype,
-            num_blocks=resolved.num_blocks,
-            max_num_seqs=resolved.max_num_seqs,
-            max_num_batched_tokens=resolved.max_num_batched_tokens,
+        ops, longest, layout = bind(device), resolved.max_model_len, resolved.kv_layout
+        model, cache = load_model(self.config, self.checkpoint, device, ops, Shard(0, 1), longest, progress)
+        drafter = HeadDrafter(
+            DRAFT,
+            str(self.checkpoint.path),
+            HeadPasses(device, runner, DraftDecoder(ops, model), layout, resolved.num_blocks),
+            resolved.num_blocks,
+            layout.block_size,
+            resolved.max_num_batched_tokens,
+            longest,
+            self.checkpoint.decoder_config.vocab,
+            zero_first=False,
+            busy_seconds=busy_seconds,
+            sharing=target.prefix_caching,
         )
-        own = load_rank(self.config, self.checkpoint, device, Shard(0, 1), sizes, progress)
-        core = CoreConfig(
-            num_blocks=resolved.num_blocks,
-            block_size=resolved.kv_layout.block_size,
-            max_num_seqs=resolved.max_num_seqs,
-            max_num_batched_tokens=resolved.max_num_batched_tokens,
-            max_model_len=resolved.max_model_len,
-            vocab_size=vocab,
-        )
-        name = str(self.checkpoint.path)
-        model = DraftModel(name, Scheduler(core), own.runner, busy_seconds, isolated=not target.prefix_caching)
-        model.warm_up()
-        own.save_packed()
-        _log.info("drafts by %s: dtype %s, KV cache %s", name, resolved.dtype, resolved.kv_layout.dtype)
-        return LoadedDraft(model, own)
+        drafter.warm_up()
+        if cache is not None:
+            cache.save(model.weights)
+        _log.info("drafts by %s: dtype %s, KV cache %s", self.checkpoint.path, resolved.dtype, layout.dtype)
+        return LoadedDraft(drafter, cache)
 
     def _resolve(self, device: Device, target: Resolved) -> tuple[Resolved, list[str]]:
         """The sizes of the target, but no longer context than the model's own."""

@@ -1,14 +1,15 @@
-"""Drafts of a head that reads the target's hidden states: the sequences that it knows, its cache, its rounds.
+"""Drafts of a head that reads the target's hidden states, or of a smaller model: its sequences, its cache, its rounds.
 
-A head computes nothing ahead: the features of all tokens are kept in the target's blocks. So a round first computes the
-entries that the head's own cache lacks, and then drafts, whatever cached prefixes, chunks and preemptions there were.
-Each sequence has blocks of its own in that cache, and what earlier rounds have computed of its known tokens stays
-right, because no known token changes.
+Nothing is computed ahead: a model needs the tokens alone, and for a head the features of all tokens are kept in the
+target's blocks. So a round first computes the entries that the drafter's own cache lacks, and then drafts, whatever
+cached prefixes, chunks and preemptions there were. Each sequence has blocks of its own in that cache, and what earlier
+rounds have computed of its known tokens stays right, because no known token changes. The entries of a model's drafts
+stay, too, as far as these are right; those of a head were made of its own output, and are computed again.
 
 If the device places a sequence, its rounds are launched while steps before them are in flight, and nothing waits for
 them: the device moves the passes to where the last right token is, and the next step finds the drafts in its history of
 tokens. How many entries a round lacks is known but for the drafts in flight that are wrong. It computes as many as may
-be missing, and for each wrong draft one that is there.
+be missing, and others that are there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from statistics import median
 import numpy as np
 
 from headrace.core.drafts import DraftRow
+from headrace.engine.draft_blocks import DraftBlocks
 from headrace.engine.guarded_rounds import GuardedRounds
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.head_plans import Drafted, HeadPass, Span, catch_up_pass, following_pass, known_pass
@@ -60,15 +62,18 @@ class HeadDrafter(GuardedRounds):
         zero_first: bool,
         busy_seconds: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        sharing: bool = False,
     ) -> None:
-        """`most_tokens`: of one pass. `busy_seconds`: the device's counter of its working time."""
+        """`most_tokens`: of one pass; `max_model_len`: the most tokens of a sequence, drafts included. `busy_seconds`:
+        the device's counter of its working time. `sharing`: sequences share what is computed of their prefixes, which
+        takes entries without lag."""
         super().__init__(f"the drafter {name}", busy_seconds, clock)
         self.cost = StepCost()
         self.block = 0
         self.method, self.name = method, name
         self._passes, self._size, self._most_tokens = passes, block_size, most_tokens
         self._longest, self._vocab, self._zero_first = max_model_len, vocab, zero_first
-        self._free = list(range(num_blocks - 1, 0, -1))
+        self._blocks = DraftBlocks(num_blocks, block_size, sharing)
         self._sequences: dict[str, Drafted] = {}
         self._overheads: deque[float] = deque(maxlen=_KEPT)
         self._first = int(zero_first and passes.places)
@@ -85,7 +90,7 @@ class HeadDrafter(GuardedRounds):
 
     @property
     def free_blocks(self) -> int:
-        return len(self._free)
+        return self._blocks.available
 
     def warm_up(self) -> None:
         """Make what is made on first use, and measure. Raises what the device raises."""
@@ -94,38 +99,41 @@ class HeadDrafter(GuardedRounds):
             return
         for number, length in enumerate(_WARM_UP):
             # Block 0 of the target, which is never allocated, holds any features.
-            most = min(self._longest - count, self._most_tokens, len(self._free) * self._size - count)
+            most = min(self._longest - count, self._most_tokens, self.free_blocks * self._size - count)
             name, prompt = f"warm-up {number}", (0,) * max(min(length, most), 2)
             request = Request(name, prompt, SamplingParams(temperature=0.0))
-            known = self._sequences[name] = Drafted(request, [], self._vocab)
-            known.tokens, known.slot = list(known.request.prompt), 0
-            known.known = len(known.tokens)
+            known = self._sequences[name] = self._drafted(request)
+            known.slot, known.known = 0, len(known.tokens)
             known.target_blocks = np.zeros(-(-len(known.tokens) // self._size), np.int32)
             if self.room(name) >= count:
                 self._keep_busy(known)
                 self._round([(name, count)])
-            self.end(name)
+            self._blocks.release(self._sequences.pop(name), keep=False)
 
     def _keep_busy(self, seq: Drafted) -> None:
         """If rounds are not waited for, their passes run one right behind the other. Launch a pass that takes longer
         than the launches of a round, so that the round is measured like that."""
-        count = min(_LONG, self._longest - 2, self._most_tokens, len(self._free) * self._size)
+        count = min(_LONG, self._longest - 2, self._most_tokens, self.free_blocks * self._size)
         if not self._passes.places or count < 1:
             return
-        blocks = self._free[: -(-count // self._size)]
+        blocks = self._blocks.pool.free[: -(-count // self._size)]
         table = np.zeros(len(blocks), np.int32)
         long = replace(seq, tokens=[0] * (count + 2), blocks=blocks, target_blocks=table)
         self._passes.known(known_pass([Span(long, 0, count)], self._size, self._zero_first), timed=False)
 
     def begin(self, request: Request) -> None:
         """Take up a sequence."""
-        self._sequences[request.id] = Drafted(request, list(request.prompt), self._vocab)
+        known = self._sequences[request.id] = self._drafted(request)
+        self._blocks.share(known)
+
+    def _drafted(self, request: Request) -> Drafted:
+        return Drafted(request, list(request.prompt), self._vocab, self._passes.lag)
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
-        self._sequences[sequence].tokens += tokens
+        self._sequences[sequence].extend(tokens)
 
     def end(self, sequence: str) -> None:
-        self._free += self._sequences.pop(sequence).blocks
+        self._blocks.release(self._sequences.pop(sequence), keep=not self.failures)
 
     def place(self, row: DraftRow) -> None:
         """Where a sequence of the next round is on the device."""
@@ -135,7 +143,7 @@ class HeadDrafter(GuardedRounds):
         known = self._sequences[sequence]
         if self.failures or known.entries < 1 + self._first:
             return 0
-        places = (len(known.blocks) + len(self._free)) * self._size
+        places = (len(known.blocks) + self.free_blocks) * self._size
         return max(0, min(self._longest - len(known.tokens), places - known.entries + 1))
 
     def behind(self, sequence: str) -> int:
@@ -154,7 +162,9 @@ class HeadDrafter(GuardedRounds):
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         self._check_finished()
         rows = [(seq, self._allowed(seq, count)) for seq, count in ((self._sequences[name], n) for name, n in wanted)]
-        grown = [count > 0 and self._grow(seq, seq.known + count - 2) for seq, count in rows]
+        for seq, _ in rows:
+            self._blocks.share(seq)
+        grown = [count > 0 and self._blocks.grow(seq, seq.known - seq.lag + count - 1) for seq, count in rows]
         caught_up = self._catch_up([seq for (seq, _), room in zip(rows, grown, strict=True) if room])
         start = self._clock()
         tokens: list[list[int]] = [[] for _ in wanted]
@@ -172,22 +182,15 @@ class HeadDrafter(GuardedRounds):
         return ModelDrafts(tokens, seconds, [caught_up.get(seq.request.id, 0.0) for seq, _ in rows])
 
     def _allowed(self, seq: Drafted, count: int) -> int:
-        """So many drafts that the next round has a place for its entries even if none of those in flight is right."""
-        return min(count, seq.known - seq.uncertain - self._first - 1) if seq.placed else count
+        """So many drafts that they fit, and that the next round has a place for its entries even if none of those in
+        flight is right."""
+        most = self._longest - seq.known
+        return min(count, most, seq.known - seq.uncertain - self._first - 1) if seq.placed else min(count, most)
 
     def _may_begin(self, seq: Drafted) -> bool:
         """No more entries are missing than a round computes, and their tokens can be found."""
         span = seq.missing()
         return seq.entries - seq.computed <= NEAR and span.start >= self._first + seq.uncertain
-
-    def _grow(self, seq: Drafted, places: int) -> bool:
-        """Give a sequence blocks for so many entries. False: there are not enough."""
-        needed = -(-places // self._size) - len(seq.blocks)
-        if needed > len(self._free):
-            return False
-        for _ in range(needed):
-            seq.blocks.append(self._free.pop())
-        return True
 
     def _catch_up(self, seqs: Sequence[Drafted]) -> dict[str, float]:
         """Compute entries of sequences that have many, no more than one pass holds in all. Returns the seconds of
@@ -212,6 +215,7 @@ class HeadDrafter(GuardedRounds):
         self._observe(step, seconds)
         for seq, _, stop in spans:
             seq.caught_up(stop)
+            self._blocks.publish(seq)
         self._count(seconds, waited=True)
         each = seconds / step.plan.num_tokens
         return {seq.request.id: each * (stop - first) for seq, first, stop in spans}
@@ -219,7 +223,7 @@ class HeadDrafter(GuardedRounds):
     def _drafts(self, rows: Sequence[tuple[Drafted, int]], start: float) -> tuple[list[list[int]], float]:
         """The drafts of sequences, those with most first, and their seconds. All passes are launched before the first
         result is read; that of a placed sequence is not needed."""
-        spans = [seq.begin_round() for seq, _ in rows]
+        spans = [seq.begin_round(count) for seq, count in rows]
         sizes = [sum(span.stop - span.start for span in spans)]
         sizes += [sum(count > depth for _, count in rows) for depth in range(1, rows[0][1])]
         timed = not all(seq.placed for seq, _ in rows) or self._measures(sizes)
@@ -237,6 +241,8 @@ class HeadDrafter(GuardedRounds):
                 start = self._clock()
             found = self._read(rows, steps, pending)
             seconds = self._clock() - start
+            for own, (seq, _) in zip(found, rows, strict=True):
+                seq.guessed = [] if seq.placed or seq.lag else own[:-1]
         else:
             found = [[] for _ in rows]
             self._unread.append(pending)

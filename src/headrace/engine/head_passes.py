@@ -1,8 +1,9 @@
-"""A draft head on the device: reads features from the target's cache and runs passes on its own cache.
+"""A draft head or model on the device: runs passes on its own cache; a head reads features from the target's cache.
 
 The first pass of a round computes the entries whose tokens are known and drafts one token for each sequence. Each
-following pass computes one entry a sequence, out of the hidden state and the token of the pass before, which never
-leave the device. Every depth has its own executable, so that a recorded one always reads the same buffer.
+following pass computes one entry a sequence, out of the token of the pass before, and for a head out of its hidden
+state; neither leaves the device. Every depth of a head has its own executable, so that a recorded one always reads the
+same buffer.
 
 If the device places sequences, every pass moves its rows to where the device knows them to be. The drafts are then in
 the history, behind the known tokens, for the step that verifies them.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,33 +21,50 @@ import numpy.typing as npt
 from headrace.engine.head_plans import HeadPass
 from headrace.engine.runner import Runner
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of
-from headrace.kernels.ops import Batch, OptionalOps
-from headrace.models.draft_heads import DraftHead
+from headrace.kernels.ops import Batch, Ops, OptionalOps
+from headrace.models.draft_heads import HeadLogits
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.types import Bucket, KVLayout
 
-__all__ = ["HeadPasses"]
+__all__ = ["HeadPasses", "PassModel"]
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 _READ, _GIVEN = -2, -1
-"""In place of a depth: reads features; computes entries whose tokens the plan has, without those of the history."""
+"""In place of a depth: reads features, or only begins; computes entries whose tokens the plan has, without those of
+the history."""
+
+
+class PassModel(Protocol):
+    """What one pass computes."""
+
+    @property
+    def ops(self) -> Ops: ...
+
+    @property
+    def lag(self) -> int:
+        """Of an entry's embedding, how many tokens it stands behind the entry's own place."""
+
+    def forward(self, batch: Batch, kv: Any, ids: Any, features: Any) -> HeadLogits:
+        """T entries, whose keys and values go to `kv`. `ids` [T] are the tokens of their embeddings; `features` are
+        None if the passes read none."""
 
 
 class HeadPasses:
-    """The executables of one head. One thread calls everything; nothing waits for the device."""
+    """The executables of one head or model. One thread calls everything; nothing waits for the device."""
 
     def __init__(
         self,
         device: Device,
         runner: Runner,
-        head: DraftHead,
+        head: PassModel,
         layout: KVLayout,
         num_blocks: int,
-        feature: tuple[int, int],
+        feature: tuple[int, int] | None = None,
     ) -> None:
-        """`feature`: the layer of the target's cache that keeps features, and their width. Raises OutOfMemory."""
+        """`feature`: the layer of the target's cache that keeps features, and their width; None: the passes read none.
+        Raises OutOfMemory."""
         self._device, self._runner, self._head = device, runner, head
-        self._layer, self._width = feature
+        self._feature, self.lag = feature, head.lag
         self.places = runner.config.head_drafts
         """The device moves the rows of sequences that it places."""
         self._static = device.capabilities().static_shapes
@@ -76,6 +94,9 @@ class HeadPasses:
 
     def _first(self, step: HeadPass, depth: int, timed: bool) -> list[Pending]:
         bucket = self._sized(self._runner.bucket(step.plan))
+        if self._feature is None:
+            begun = [self._begin(step, bucket)] if timed else []
+            return [*begun, self._launch(step, depth, bucket, None)]
         reading = {**batch_arrays(step.plan), "slot_mapping": step.places}
         if self.places:
             reading |= {"block_tables": step.tables, "bounds": step.bounds, "position": step.plan.sampling.position}
@@ -84,15 +105,24 @@ class HeadPasses:
         begun = [self._device.get(features)] if timed else []
         return [*begun, self._launch(step, depth, bucket, features)]
 
+    def _begin(self, step: HeadPass, bucket: Bucket) -> Pending:
+        """A result that comes when all that was launched before is done."""
+        inputs = self._put(batch_arrays(step.plan), bucket)
+        return self._device.get(self._runner.read(self._executable(_READ, bucket), inputs, True)["ids"])
+
     def _sized(self, bucket: Bucket) -> Bucket:
         return replace(bucket, blocks=self._blocks)
 
     def _launch(self, step: HeadPass, depth: int, bucket: Bucket, features: Tensor) -> Pending:
         where = {"bounds": step.bounds} if self.places else {"token_positions": step.token_positions}
         arrays = {**plan_arrays(step.plan, self._runner.config.vocab_size), **where}
-        inputs = {**self._put(arrays, bucket), "features": features}
+        inputs = self._put(arrays, bucket)
+        if self._feature is None:
+            depth = min(depth, 0)
+        else:
+            inputs["features"] = features
         self._kv, outputs = self._runner.run_beside(self._executable(depth, bucket), self._kv, inputs)
-        self._hidden, self._rows = outputs["hidden"], bucket.rows
+        self._hidden, self._rows = outputs.get("hidden"), bucket.rows
         return self._device.get(outputs["tokens"])
 
     def _put(self, arrays: Arrays, bucket: Bucket) -> dict[str, Tensor]:
@@ -108,8 +138,11 @@ class HeadPasses:
         return found
 
     def _read(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        if self._feature is None:
+            ids = self._head.ops.resolve_tokens(batch_of(inputs), inputs["history"])
+            return kv, {"ids": ids, **self._history(inputs)}
         batch, _, _ = self._moved(inputs)
-        features = cast(OptionalOps, self._head.ops).load_features(batch, kv, self._layer, self._width)
+        features = cast(OptionalOps, self._head.ops).load_features(batch, kv, *self._feature)
         return kv, {"features": features, **(self._history(inputs) if self.places else {})}
 
     def _step_fn(self, depth: int) -> StepFn:
@@ -117,7 +150,8 @@ class HeadPasses:
 
         def step(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
             batch, after, position = self._moved(inputs)
-            features, ids = inputs["features"], batch.token_ids
+            features: Any = inputs.get("features")
+            ids = batch.token_ids
             if depth != _GIVEN:
                 ids = head.ops.resolve_tokens(replace(batch, positions=after), inputs["history"])
             if depth > 0:
@@ -126,7 +160,8 @@ class HeadPasses:
             found = head.forward(batch, kv, ids, features)
             sampling = sample_inputs_of({**inputs, "position": position})
             out = head.ops.sample(found.logits, sampling, batch, -1)
-            return kv, {"tokens": out.tokens, "hidden": found.hidden, **self._history(inputs)}
+            hidden = {} if self._feature is None else {"hidden": found.hidden}
+            return kv, {"tokens": out.tokens, **hidden, **self._history(inputs)}
 
         return step
 
@@ -139,7 +174,7 @@ class HeadPasses:
         own = cast(OptionalOps, self._head.ops)
         found = own.shift(batch, inputs["bounds"], inputs["position"], inputs["history"], self._size)
         moved = {name: getattr(found, name) for name in ("positions", "slot_mapping", "context_lens")}
-        return replace(batch, **moved), found.next_positions, found.position
+        return replace(batch, **moved), found.next_positions if self.lag else found.positions, found.position
 
     def _history(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"history": inputs["history"]} if self._carry else {}

@@ -1,4 +1,7 @@
-"""Plans of a draft head's passes: which entries of which sequences, and how their last rows are sampled.
+"""Plans of the passes of a draft head or model: which entries of which sequences, and how their last rows are sampled.
+
+An entry of a head needs the token after its own, so it *lags* one token behind, and guesses the second token after its
+own. An entry of a model needs its own token alone, and guesses the next one.
 
 A sequence that the device places has a round before it is known how many drafts in flight are right. Its plan has upper
 bounds of all positions, for the most tokens that it may have, and the device lowers them.
@@ -15,6 +18,7 @@ import numpy.typing as npt
 
 from headrace.core.constraints import Constraints, gather
 from headrace.core.drafts import DraftRow
+from headrace.core.radix import BlockKey, RadixNode
 from headrace.core.sequence import stop_ids
 from headrace.core.slots import SEED_BITS
 from headrace.sampling import DEVICE_ROWS
@@ -28,15 +32,20 @@ _NO_INTS: Ints = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class Drafted:
-    """A sequence of the target, as a head's drafter knows it."""
+    """A sequence of the target, as a drafter knows it."""
 
     request: Request
     tokens: list[int]
     vocab: int
+    lag: int = 1
+    """0: entries of a model; those of drafts that are right need not be computed again."""
     computed: int = 0
-    """Entries in the head's cache."""
+    """Entries in the drafter's cache."""
     blocks: list[int] = field(default_factory=list)
-    """Of the head's cache."""
+    """Of the drafter's cache."""
+    shared: int = 0
+    """So many of them belong to a tree of prefixes, on the path to `node`."""
+    node: RadixNode | None = None
     slot: int = -1
     """Its row of the token history."""
     target_blocks: Ints = field(default_factory=lambda: _NO_INTS)
@@ -50,19 +59,38 @@ class Drafted:
     wrong: int = 0
     """Drafts that the device has placed and that were wrong."""
     reach: int = 1
-    """`known + wrong` at the last round, or what it would have been with `computed` entries: what it has grown since
-    then is how many entries are missing at most."""
+    """`known + wrong` at the last round, with the entries of its drafts that are kept, or what it would have been with
+    `computed` entries: what it has grown since then is how many entries are missing at most."""
+    guessed: list[int] = field(default_factory=list)
+    """Tokens behind the computed ones whose entries are there, if they turn out to be these."""
     constraints: Constraints | None = None
+    _keys: list[BlockKey] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         request = self.request
         stops, length = stop_ids(request), len(request.prompt)
         self.constraints = Constraints.of(request.params, stops, length, self.vocab, None, request.eos_token_ids)
+        self.reach = self.lag
 
     @property
     def entries(self) -> int:
-        """The entries whose token is known: one fewer than tokens."""
-        return len(self.tokens) - 1
+        """The entries whose tokens are known."""
+        return len(self.tokens) - self.lag
+
+    def keys(self, size: int) -> list[BlockKey]:
+        """The tokens of each full block."""
+        for at in range(len(self._keys) * size, len(self.tokens) - size + 1, size):
+            self._keys.append(tuple(self.tokens[at : at + size]))
+        return self._keys
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add committed tokens."""
+        self.tokens += tokens
+        for token in tokens if self.guessed else ():
+            if not self.guessed or token != self.guessed.pop(0):
+                self.guessed = []
+                break
+            self.computed += 1
 
     def place(self, row: DraftRow) -> None:
         """Where it is on the device at the next round."""
@@ -71,20 +99,24 @@ class Drafted:
 
     def caught_up(self, stop: int) -> None:
         """The entries before `stop` are right."""
-        self.computed, self.reach = stop, stop + 1 + self.wrong
+        self.computed, self.reach = stop, stop + self.lag + self.wrong
 
-    def begin_round(self) -> Span:
+    def begin_round(self, count: int) -> Span:
         """The entries that are missing, at most; at least one. They are counted as computed from now on, as far as
-        their tokens are committed."""
+        their tokens are committed. `count`: drafts that the round makes; it computes the entries of all but the last
+        one."""
         span = self.missing()
-        self.computed, self.reach = self.entries, self.known + self.wrong
+        self.computed, self.reach, self.guessed = self.entries, self.known + self.wrong, []
+        if not self.lag:
+            # The first wrong draft is replaced by another token, so one entry is missing, or two if all are right.
+            self.reach += count - 1
         return span
 
     def missing(self) -> Span:
-        start, stop = self.computed, self.known - 1
+        start, stop = self.computed, self.known - self.lag
         if self.placed:
             # Where places are exact, it is known too what is computed.
-            start = max(self.reach - 1 - self.wrong, 0 if self.uncertain else start)
+            start = max(self.reach - self.lag - self.wrong, 0 if self.uncertain else start)
         return Span(self, min(start, stop - 1), stop)
 
 
@@ -128,20 +160,22 @@ def catch_up_pass(spans: Sequence[Span], block_size: int, zero_first: bool) -> H
 def known_pass(spans: Sequence[Span], block_size: int, zero_first: bool) -> HeadPass:
     """Entries whose tokens are committed, and the token after them. That one is scored, so that the pass has a
     result."""
-    targets = [span.seq.tokens[span.stop + 1] for span in spans]
+    targets = [span.seq.tokens[span.stop + span.seq.lag] for span in spans]
     step = _pass(spans, [_committed(span, zero_first) for span in spans], targets, block_size, exact=True)
     return _reading(step, spans, block_size)
 
 
 def following_pass(seqs: Sequence[Drafted], depth: int, block_size: int) -> HeadPass:
     """The entry of each sequence after `depth` drafts, whose token the device has."""
-    spans = [Span(seq, seq.known + depth - 2, seq.known + depth - 1) for seq in seqs]
+    firsts = [seq.known + depth - 1 - seq.lag for seq in seqs]
+    spans = [Span(seq, first, first + 1) for seq, first in zip(seqs, firsts, strict=True)]
     return _pass(spans, [np.full(1, NO_TOKEN, np.int32)] * len(seqs), [NO_TOKEN] * len(seqs), block_size)
 
 
 def _committed(span: Span, zero_first: bool) -> Ints:
     """The tokens of the embeddings."""
-    tokens = np.array(span.seq.tokens[span.start + 1 : span.stop + 1], np.int32)
+    lag = span.seq.lag
+    tokens = np.array(span.seq.tokens[span.start + lag : span.stop + lag], np.int32)
     if zero_first and span.start == 0:
         tokens[0] = -1
     return tokens
@@ -152,6 +186,7 @@ def _pass(
 ) -> HeadPass:
     """`exact`: the positions are no bounds."""
     seqs = [span.seq for span in spans]
+    lag = seqs[0].lag
     positions = _joined([np.arange(start, stop, dtype=np.int32) for _, start, stop in spans])
     ends = np.cumsum([span.stop - span.start for span in spans], dtype=np.int32)
     stops = np.array([span.stop for span in spans], np.int32)
@@ -169,14 +204,14 @@ def _pass(
         row_seq=np.arange(len(seqs), dtype=np.int32),
         row_target=np.array(targets, np.int32),
         prompt_lens=np.array([len(seq.request.prompt) for seq in seqs], np.int32),
-        sampling=_sampling(seqs, stops + 1),
+        sampling=_sampling(seqs, stops + lag),
         copies=np.zeros((0, 2), np.int32),
         history_slots=_NO_INTS,
         history_positions=_NO_INTS,
         history_tokens=_NO_INTS,
     )
     bounds = np.array([GIVEN if exact or not seq.uncertain else seq.known for seq in seqs], np.int32)
-    return HeadPass(plan, positions + 1, bounds)
+    return HeadPass(plan, positions + lag, bounds)
 
 
 def _reading(step: HeadPass, spans: Sequence[Span], block_size: int) -> HeadPass:

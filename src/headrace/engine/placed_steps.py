@@ -2,7 +2,8 @@
 
 Such a step needs nothing from the host that an earlier step has not produced: the device knows how many drafts of that
 step were right, finds the next ones in its history of tokens, and puts their rows at the positions behind. Those of a
-head were written there by its passes, which run between the two steps.
+head were written there by its passes, which run between the two steps. With several ranks every one knows and finds the
+same, but for the drafts of a head: rank 0 alone has it, and each step that reads them gathers them from it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,29 @@ from typing import Any, cast
 
 from headrace.kernels.inputs import batch_of
 from headrace.kernels.ops import Ops, OptionalOps
+from headrace.models.sharding import Collectives
 
 __all__ = ["count_drafts", "place_drafts"]
 
 
-def place_drafts(ops: Ops, inputs: Mapping[str, Any], most: int, block_size: int, of_head: bool) -> dict[str, Any]:
-    """`drafts`, and the inputs that change with them; empty if the step places no sequence."""
+def place_drafts(
+    ops: Ops,
+    inputs: Mapping[str, Any],
+    most: int,
+    block_size: int,
+    of_head: bool,
+    group: Collectives | None = None,
+) -> dict[str, Any]:
+    """`drafts` int32 [S, most or more], and the inputs that change with them; empty if the step places no sequence.
+    `group`: the ranks, if there are several and rank 0 alone makes the drafts."""
     if "lengths" not in inputs:
         return {}
     own, batch, lengths, history = cast(OptionalOps, ops), batch_of(inputs), inputs["lengths"], inputs["history"]
     drafts = (own.read_drafts if of_head else own.ngram)(batch, lengths, history, most)
+    if group is not None:
+        # Those of rank 0 are the first columns. A sequence has no more than `most`, and columns behind its own are not
+        # read.
+        drafts = group.all_gather(drafts, 1)
     return {"drafts": drafts, **own.place(batch, lengths, drafts, inputs["position"], history, block_size)._asdict()}
 
 

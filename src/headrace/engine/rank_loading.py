@@ -13,7 +13,7 @@ from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.checkpoints.packed.cache import PackedCache, open_cache
 from headrace.checkpoints.packing import Packing
 from headrace.checkpoints.quantizing import quantizing
-from headrace.config import EAGLE3, MTP, Config
+from headrace.config import DRAFT, EAGLE3, MTP, Config
 from headrace.engine.block_identity import moves_blocks, rank_block_bytes
 from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
@@ -34,11 +34,13 @@ from headrace.speculation.speculator import MOST_DRAFTS
 from headrace.types import KVLayout, LayerKV
 
 __all__ = [
+    "SAVE_TIMEOUT",
     "LoadedRank",
     "TapSource",
     "device_options",
     "drafts_of",
     "load_follower",
+    "load_model",
     "load_rank",
     "open_rank",
     "packing_threads",
@@ -46,7 +48,7 @@ __all__ = [
 
 _PACKING_THREADS = 2
 """Threads that pack weights in the host's memory, each one weight at a time."""
-_SAVE_TIMEOUT = 2.0
+SAVE_TIMEOUT = 2.0
 """Seconds to finish writing packed weights at the end."""
 
 
@@ -90,7 +92,7 @@ class LoadedRank:
     def finish_saving(self) -> None:
         """Wait a moment for the packed weights to be saved."""
         if self.cache is not None:
-            self.cache.wait(_SAVE_TIMEOUT)
+            self.cache.wait(SAVE_TIMEOUT)
 
     def close(self) -> None:
         self.finish_saving()
@@ -156,19 +158,11 @@ def load_rank(
     """
     peers = [replace(shard, rank=rank).number for rank in range(shard.size)]
     group = device.communicator(peers) if shard.size > 1 else None
-    links = connect_stages(device, shard)
     ops = bind(device)
-    # Kept weights come back as torch's tensors, vectors among them.
-    forms = None if device.extension(TorchTensors) is None else device.extension(PackedForms)
-    cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, forms, shard)
-    kept = None if cache is None else cache.load()
-    if kept is None:
-        model = _read(config, checkpoint, device, ops, (shard, group, links), sizes.max_model_len, progress)
-    else:
-        cache = None
-        local = local_config(checkpoint.decoder_config, shard)
-        model = Decoder(local, ops, kept, sizes.max_model_len, group, links=links)
+    model, cache = load_model(config, checkpoint, device, ops, shard, sizes.max_model_len, progress, group)
     sized = _runner_config(config, checkpoint, shard, sizes, drafts_of(config, device))
+    if sized.head_drafts:
+        sized = replace(sized, head_group=group)
     if source is not None:
         _load_source(source, checkpoint, device, ops, model)
         layers = sized.layout.layers
@@ -178,6 +172,29 @@ def load_rank(
     progress("cache", 0.0)
     runner = (Runner if shard.samples else StageRunner)(device, model, ops, sized)
     return LoadedRank(device, runner, model.weights, cache)
+
+
+def load_model(
+    config: Config,
+    checkpoint: Checkpoint,
+    device: Device,
+    ops: Ops,
+    shard: Shard,
+    max_model_len: int,
+    progress: Progress,
+    group: Collectives | None = None,
+) -> tuple[Decoder, PackedCache | None]:
+    """The model with the weights of `shard`, and the cache to save them in, if they are not there yet. `group`: the
+    collective operations of the ranks that share the weights. Raises as `load_rank`."""
+    links = connect_stages(device, shard)
+    # Kept weights come back as torch's tensors, vectors among them.
+    forms = None if device.extension(TorchTensors) is None else device.extension(PackedForms)
+    cache = open_cache(config, checkpoint.path, checkpoint.decoder_config, forms, shard)
+    kept = None if cache is None else cache.load()
+    if kept is None:
+        return _read(config, checkpoint, device, ops, (shard, group, links), max_model_len, progress), cache
+    local = local_config(checkpoint.decoder_config, shard)
+    return Decoder(local, ops, kept, max_model_len, group, links=links), None
 
 
 def _read(
@@ -247,17 +264,17 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
 def drafts_of(config: Config, device: Device) -> int:
     """The most drafts that the device makes for a sequence; 0 if the host makes them or waits for them, or none are
     made."""
-    of_head, parallel = _by_head(config), config.parallel
-    if not of_head and config.scheduler.speculate != NgramDrafter.name:
+    by_passes = _by_passes(config)
+    if not by_passes and config.scheduler.speculate != NgramDrafter.name:
         return 0
-    # Rank 0 alone has the head: the histories of other ranks have no drafts.
-    able = parallel.pipeline_parallel_size == 1 and not (of_head and parallel.tensor_parallel_size > 1)
-    needed = HEAD_DRAFTING if of_head else DRAFTING
+    # In a pipeline a sequence is in one step at a time: its drafts wait for nothing.
+    able = config.parallel.pipeline_parallel_size == 1
+    needed = HEAD_DRAFTING if by_passes else DRAFTING
     return MOST_DRAFTS if able and all(device.op(spec) is not None for spec in needed) else 0
 
 
-def _by_head(config: Config) -> bool:
-    return (config.scheduler.speculate or "").partition(":")[0] in (EAGLE3, MTP)
+def _by_passes(config: Config) -> bool:
+    return (config.scheduler.speculate or "").partition(":")[0] in (DRAFT, EAGLE3, MTP)
 
 
 def _runner_config(config: Config, checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: int) -> RunnerConfig:
@@ -270,5 +287,5 @@ def _runner_config(config: Config, checkpoint: Checkpoint, shard: Shard, sizes: 
         max_model_len=sizes.max_model_len,
         vocab_size=facts.vocab_size,
         drafts=drafts,
-        head_drafts=drafts > 0 and _by_head(config),
+        head_drafts=drafts > 0 and _by_passes(config),
     )

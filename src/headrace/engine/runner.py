@@ -17,6 +17,7 @@ from headrace.engine.second_look import first_not_finite
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of, sampling_arrays
 from headrace.kernels.ops import Batch, Ops, OptionalOps
+from headrace.models.sharding import Collectives
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
 from headrace.types import Bucket, KVLayout, StepPlan, StepResult
 
@@ -54,6 +55,8 @@ class RunnerConfig:
     """The most drafts of a sequence that the device makes; 0: plans have no `lengths`."""
     head_drafts: bool = False
     """They are those of a head, whose passes write them to the history; otherwise `ngram` finds them."""
+    head_group: Collectives | None = None
+    """The ranks of the model, if there are several: rank 0 alone has the head."""
 
 
 class _Nothing:
@@ -311,8 +314,8 @@ class Runner:
             return kv, {"tokens": tokens, **history_of(inputs)}
 
         def forward(kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
-            config = self.config
-            placed = place_drafts(self._ops, inputs, config.drafts, config.layout.block_size, config.head_drafts)
+            config, size = self.config, self.config.layout.block_size
+            placed = place_drafts(self._ops, inputs, config.drafts, size, config.head_drafts, config.head_group)
             found: dict[str, Tensor] = {name: placed[name] for name in ("drafts", "position") if name in placed}
             batch = batch_of({**inputs, **placed})
             if hidden:
@@ -379,11 +382,7 @@ class Runner:
 
 
 def _power_of_two(value: int, most: int) -> int:
-    return min(most, max(8, _next_power(value)))
-
-
-def _next_power(value: int) -> int:
-    return 1 << (value - 1).bit_length()
+    return min(most, max(8, 1 << (value - 1).bit_length()))
 
 
 def _constraint_sizes(plan: StepPlan) -> tuple[int, int]:

@@ -176,7 +176,7 @@ def build_on(
     own.save_packed()
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
-    draft = None if found is None else found.load(device, resolved, progress, busy_seconds(device))
+    draft = None if found is None else found.load(device, own.runner, resolved, progress, busy_seconds(device))
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
     drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
@@ -192,6 +192,7 @@ def build_on(
         resolved.kv_layout.block_size,
         busy_seconds=busy_seconds(device),
         lost=followers.lost,
+        explain=followers.explain,
         grammars=grammars,
         drafting=drafting,
         cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash, record),
@@ -232,12 +233,11 @@ def _method(config: Config) -> str:
 def _drafting(
     config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None, head: HeadDrafter | None, on_device: bool
 ) -> Drafting:
-    if draft is not None:
-        return Drafting(ModelSpeculator(draft.model), model=draft.model)
     if blocks is not None:
         return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
-    if head is not None:
-        return Drafting(ModelSpeculator(head, head.method), model=head, on_device=on_device)
+    passes = head if draft is None else draft.model
+    if passes is not None:
+        return Drafting(ModelSpeculator(passes, passes.method), model=passes, on_device=on_device)
     drafter = GuardedDrafter(make_drafter(_method(config)))
     return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
 

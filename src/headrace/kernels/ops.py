@@ -295,7 +295,8 @@ class OptionalOps(Protocol):
         """Inputs of the step with the rows of sequences with lengths at their true positions.
 
         Their first token is the last known one, at position length - 1, the others are drafts (without a draft any
-        token). `batch` and `position` [R] hold upper bounds, which the block table covers; blocks have `size` tokens.
+        token): the first columns of `drafts` [S, N], of which those behind a sequence's own are not read. `batch` and
+        `position` [R] hold upper bounds, which the block table covers; blocks have `size` tokens.
         The length becomes history[slot, -1].
         """
 

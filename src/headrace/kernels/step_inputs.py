@@ -44,9 +44,9 @@ Dimension = Literal[
 ]
 """The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
 history holds `slots` sequences of `positions` tokens (one column more if the device drafts), `drafts` has as many
-columns as a sequence may have drafts, `named` as many as a row of the step names tokens, masks hold the vocabulary in
-words of 32 bits, `logits` has a
-column per token of the vocabulary, and `sizes` has 3 elements."""
+columns as a sequence may have drafts (for each rank if a head makes them), `named` as many as a row of the step names
+tokens, masks hold the vocabulary in words of 32 bits, `logits` has a column per token of the vocabulary, and `sizes`
+has 3 elements."""
 
 
 @dataclass(frozen=True, slots=True)

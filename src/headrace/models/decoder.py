@@ -115,17 +115,18 @@ class Decoder:
 
     def hidden(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """The hidden states of the T tokens [T, hidden], after the final norm. Writes keys and values as `forward`."""
-        return self._run_tokens(self._ops.resolve_tokens(batch, history), batch, kv)[0]
+        return self.run_tokens(self._ops.resolve_tokens(batch, history), batch, kv)[0]
 
     def pass_on(self, batch: Batch, kv: Any, history: Tensor) -> Tensor:
         """Replaces `forward` for a stage that is not the last: writes keys and values, and sends the residual stream of
         the T tokens to the next stage. Returns the ids of the tokens, int32 [T]."""
         ids = self._ops.resolve_tokens(batch, history)
         assert self._links.after is not None
-        self._links.after.send_rows(self._run_tokens(ids, batch, kv)[1])
+        self._links.after.send_rows(self.run_tokens(ids, batch, kv)[1])
         return ids
 
-    def _run_tokens(self, ids: Tensor, batch: Batch, kv: Any) -> tuple[Tensor, Tensor]:
+    def run_tokens(self, ids: Tensor, batch: Batch, kv: Any) -> tuple[Tensor, Tensor]:
+        """As `run_layers`, for the ids of the T tokens, int32 [T]."""
         before = self._links.before
         residual = self._embed(ids) if before is None else before.receive_rows(ids, self.config.hidden)
         x = self._ops.rms_norm(residual, self.weights.layers[0].input_norm, self.config.norm_eps)

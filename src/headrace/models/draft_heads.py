@@ -1,8 +1,10 @@
-"""Draft heads: small decoders that guess the target's next tokens from its hidden states (EAGLE-3, MTP).
+"""Decoders that guess the target's next tokens: heads that read its hidden states (EAGLE-3, MTP), and smaller models.
 
 Entry i of a sequence joins the features of token i with the embedding of token i + 1 and predicts token i + 2. It is
 kept at place i of the head's own cache and rotated as position i. The entries after the last known one take the head's
 own output, the *recycled* hidden state, in place of features.
+
+Entry i of a smaller model is that of token i, and predicts token i + 1.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.kernels.weight import Weight
 from headrace.models.decoder import Beside, Decoder
 
-__all__ = ["DraftHead", "Eagle3Join", "HeadLogits", "MtpJoin"]
+__all__ = ["DraftDecoder", "DraftHead", "Eagle3Join", "HeadLogits", "MtpJoin"]
 
 Tensor = torch.Tensor
 
@@ -71,8 +73,8 @@ class HeadLogits:
 
     logits: Tensor
     """float32 [R, vocabulary of the target]"""
-    hidden: Tensor
-    """[R, hidden]: what the next entry takes in place of features."""
+    hidden: Tensor | None = None
+    """[R, hidden]: what the next entry takes in place of features; None for a model, which takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ class DraftHead:
     zero_first: bool
     """The embedding of entry 0 is zero."""
 
+    @property
+    def lag(self) -> int:
+        """The tokens between an entry's place and that of its embedding."""
+        return 1
+
     def forward(self, batch: Batch, kv: Any, ids: Tensor, features: Tensor) -> HeadLogits:
         """One pass over T entries: their keys and values go to `kv`. `ids` [T] are the tokens of the embeddings; -1 is
         a zero embedding."""
@@ -103,3 +110,20 @@ class DraftHead:
         if self.columns is not None:
             logits = optional.widen_logits(logits, self.columns)
         return HeadLogits(logits, optional.take_rows(normed if self.recycles_normed else hidden, batch))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDecoder:
+    """A model of its own, bound to operators."""
+
+    ops: Ops
+    model: Decoder
+
+    @property
+    def lag(self) -> int:
+        """As that of a head."""
+        return 0
+
+    def forward(self, batch: Batch, kv: Any, ids: Tensor, features: Tensor | None = None) -> HeadLogits:
+        """One pass over T tokens; it reads no features."""
+        return HeadLogits(self.model.logits(self.model.run_tokens(ids, batch, kv)[0], batch))

@@ -51,8 +51,9 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--platform", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "  ngram       built in: needs nothing else; depth 2 (the device makes" in said
-    assert said.count("; depth 2 (on one rank, the device makes") == 2
+    why = "; depth 2 (the device makes the drafts, without those of predictions"
+    assert f"  ngram       built in: needs nothing else{why} and of pipelines)" in said
+    assert said.count(f"{why})") == 3
 
 
 def test_an_unknown_method_is_a_fact_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,9 @@ BLOCK = 16
 TABLE = np.array([7, 3, 9, 4], np.int32)
 
 
-def drafted(tokens: int) -> Drafted:
-    found = Drafted(Request("r", tuple(range(tokens)), SamplingParams(temperature=0.0)), list(range(tokens)), 100)
+def drafted(tokens: int, lag: int = 1) -> Drafted:
+    request = Request("r", tuple(range(tokens)), SamplingParams(temperature=0.0))
+    found = Drafted(request, list(range(tokens)), 100, lag)
     found.blocks = [5, 6, 2, 8]
     return found
 
@@ -29,7 +30,7 @@ def test_tokens_in_flight_come_from_the_device() -> None:
     seq = drafted(20)
     seq.caught_up(17)
     place(seq, 22, ahead=2)
-    step = catch_up_pass([seq.begin_round()], BLOCK, zero_first=True)
+    step = catch_up_pass([seq.begin_round(3)], BLOCK, zero_first=True)
     assert step.plan.positions.tolist() == [17, 18, 19, 20]
     assert step.plan.token_ids.tolist() == [NO_TOKEN] * 4
     assert step.bounds.tolist() == [GIVEN]
@@ -44,7 +45,7 @@ def test_tokens_in_flight_come_from_the_device() -> None:
 def test_committed_tokens_are_given() -> None:
     seq = drafted(20)
     place(seq, 20, ahead=None)
-    step = catch_up_pass([seq.begin_round()], BLOCK, zero_first=True)
+    step = catch_up_pass([seq.begin_round(3)], BLOCK, zero_first=True)
     assert step.plan.token_ids.tolist() == [-1, *range(2, 20)]
     assert seq.computed == 19
     place(seq, 23, ahead=3, uncertain=2)
@@ -54,12 +55,41 @@ def test_committed_tokens_are_given() -> None:
     assert known.bounds.tolist() == [GIVEN]
 
 
+def test_an_entry_of_a_model_is_that_of_its_own_token() -> None:
+    seq = drafted(20, lag=0)
+    place(seq, 20, ahead=None)
+    step = catch_up_pass([seq.begin_round(4)], BLOCK, zero_first=False)
+    assert step.plan.token_ids.tolist() == list(range(20))
+    assert (step.token_positions[-1], step.plan.context_lens.tolist(), step.plan.sampling.position.tolist()) == (
+        19,
+        [20],
+        [20],
+    )
+    after = following_pass([seq], 1, BLOCK)
+    assert (after.plan.positions.tolist(), after.plan.sampling.position.tolist()) == ([20], [21])
+    known = known_pass([seq.missing()._replace(start=4, stop=6)], BLOCK, zero_first=False)
+    assert known.plan.token_ids.tolist() == [4, 5]
+    assert known.plan.row_target.tolist() == [6]
+
+
+@pytest.mark.parametrize(("right", "missing"), [(0, 1), (2, 1), (3, 1), (4, 2)])
+def test_entries_of_right_drafts_of_a_model_stay(right: int, missing: int) -> None:
+    """The last draft has no entry yet."""
+    seq = drafted(20, lag=0)
+    place(seq, 20, ahead=None)
+    seq.begin_round(4)
+    seq.guessed = [50, 51, 52]
+    seq.extend([*[50, 51, 52, 53][:right], 99])
+    assert seq.entries - seq.computed == missing
+
+
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("seed", range(30))
-def test_no_entry_is_missed_whatever_was_right(seed: int) -> None:
+def test_no_entry_is_missed_whatever_was_right(seed: int, lag: int) -> None:
     """Two steps in flight: each round sees the result of the step before the last one."""
     rng = random.Random(seed)
-    seq, true, computed = drafted(12), 13, 0
-    """The tokens that the device knows, and the entries in the head's cache that are right."""
+    seq, true, computed = drafted(12, lag), 13, 0
+    """The tokens that the device knows, and the entries in the drafter's cache that are right"""
     known, uncertain, wrong = 13, 0, 0
     in_flight: list[tuple[int, int]] = []
     for _ in range(40):
@@ -67,11 +97,13 @@ def test_no_entry_is_missed_whatever_was_right(seed: int) -> None:
         assert known - uncertain <= true <= known
         drafts = min(rng.choice([0, 1, 3, 8]), known - uncertain - 1)
         if drafts > 0:
-            span, back = seq.begin_round(), known - true
+            span, back = seq.begin_round(drafts), known - true
             assert 0 <= span.start - back <= computed
-            assert span.stop - back == true - 1
-            computed = true - 1
+            assert span.stop - back == true - lag
+            computed = true - lag
         right = rng.randint(0, drafts)
+        if drafts > 0 and not lag:
+            computed += min(right, drafts - 1)
         true += 1 + right
         known, uncertain = known + 1 + drafts, uncertain + drafts
         in_flight.append((drafts, right))

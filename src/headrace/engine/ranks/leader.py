@@ -229,6 +229,13 @@ class Followers:
         error = self._first_error()
         return None if error is None else DeviceLost(str(error))
 
+    def explain(self, error: Exception) -> DeviceLost:
+        """A failure of rank 0, with why another rank has ended, if one has: then the others fail, too, and its own
+        error is the most useful one."""
+        lost = isinstance(error, DeviceLost) and self.size > 1
+        why = self.wait_for_error(_ERROR_TIMEOUT if lost else 0)
+        return DeviceLost(str(error) if why is None else f"{why} ({error})")
+
     def has_result(self, step: int) -> bool:
         """Whether `result` would return or raise at once."""
         return self._first_error() is not None or any(step in follower.results for follower in self._followers)
@@ -305,9 +312,9 @@ class GroupRunner:
             raise lost
         self._followers.send_step(plan)
         try:
-            return GroupStep(plan, self._runner.launch(plan), self._followers, self._with_rank)
+            return GroupStep(plan, self._runner.launch(plan), self._followers)
         except Exception as error:
-            raise self._with_rank(error) from error
+            raise self._followers.explain(error) from error
 
     def recover(self) -> bool:
         """Never called: every failure is the loss of the device."""
@@ -317,19 +324,12 @@ class GroupRunner:
         """One rank cannot compute alone."""
         return "several ranks are not looked at again: start with one to see in which layer that begins"
 
-    def _with_rank(self, error: Exception) -> DeviceLost:
-        # When one rank ends, the others fail, too: its own error is the most useful one.
-        why = self._followers.wait_for_error(_ERROR_TIMEOUT if isinstance(error, DeviceLost) else 0)
-        return DeviceLost(str(error) if why is None else f"{why} ({error})")
-
 
 class GroupStep:
     """A step in flight on all ranks."""
 
-    def __init__(
-        self, plan: StepPlan, launched: PendingStep, followers: Followers, explain: Callable[[Exception], DeviceLost]
-    ) -> None:
-        self._plan, self._launched, self._followers, self._with_rank = plan, launched, followers, explain
+    def __init__(self, plan: StepPlan, launched: PendingStep, followers: Followers) -> None:
+        self._plan, self._launched, self._followers = plan, launched, followers
         self._own: StepResult | None = None
 
     def sample(self) -> None:
@@ -338,7 +338,7 @@ class GroupStep:
         try:
             self._launched.sample()
         except Exception as error:
-            raise self._with_rank(error) from error
+            raise self._followers.explain(error) from error
 
     def done(self) -> bool:
         return self._launched.done()
@@ -349,7 +349,7 @@ class GroupStep:
             try:
                 self._own = self._launched.result()
             except Exception as error:
-                raise self._with_rank(error) from error
+                raise self._followers.explain(error) from error
         return self._own
 
     def result(self) -> StepResult:
@@ -359,4 +359,4 @@ class GroupStep:
         try:
             return replace(found, stored=self._followers.whole_blocks(self._plan.step, found.stored))
         except Exception as error:
-            raise self._with_rank(error) from error
+            raise self._followers.explain(error) from error

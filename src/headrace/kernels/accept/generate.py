@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.kernels.ngram.generate import draw_step
+from headrace.kernels.ngram.generate import draw_step, widened
 from headrace.kernels.ngram.reference import ngram
 from headrace.types import NO_TOKEN
 
@@ -26,7 +26,7 @@ def generate(rng: np.random.Generator, device: torch.device, dtype: str) -> dict
     return {
         "batch": step.batch,
         "lengths": step.lengths,
-        "drafts": drafts,
+        "drafts": widened(rng, drafts),
         "tokens": torch.where(wrong, -3, tokens).to(torch.int32),
         "history": step.history,
     }

@@ -10,7 +10,7 @@ import torch
 from headrace.kernels.ops import Batch
 from headrace.types import GIVEN, NO_TOKEN, ON_DEVICE
 
-__all__ = ["PlacedStep", "draw_step", "generate"]
+__all__ = ["PlacedStep", "draw_step", "generate", "widened"]
 
 
 class PlacedStep(NamedTuple):
@@ -27,6 +27,12 @@ class PlacedStep(NamedTuple):
 def generate(rng: np.random.Generator, device: torch.device, dtype: str) -> dict[str, Any]:
     step = draw_step(rng, device)
     return {"batch": step.batch, "lengths": step.lengths, "history": step.history, "most": step.most}
+
+
+def widened(rng: np.random.Generator, drafts: torch.Tensor) -> torch.Tensor:
+    """Drafts as several ranks gather them, or as they are: those of other ranks are in further columns."""
+    others = rng.integers(-1, 40, (len(drafts), int(rng.integers(0, 3)) * drafts.shape[1])).astype(np.int32)
+    return torch.cat([drafts, torch.from_numpy(others).to(drafts.device)], 1)
 
 
 def draw_step(rng: np.random.Generator, device: torch.device) -> PlacedStep:

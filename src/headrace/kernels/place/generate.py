@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.kernels.ngram.generate import draw_step
+from headrace.kernels.ngram.generate import draw_step, widened
 from headrace.kernels.ngram.reference import ngram
 
 __all__ = ["generate"]
@@ -18,7 +18,7 @@ def generate(rng: np.random.Generator, device: torch.device, dtype: str) -> dict
     return {
         "batch": step.batch,
         "lengths": step.lengths,
-        "drafts": ngram(step.batch, step.lengths, step.history, step.most),
+        "drafts": widened(rng, ngram(step.batch, step.lengths, step.history, step.most)),
         "position": step.position,
         "history": step.history,
         "size": step.block_size,
