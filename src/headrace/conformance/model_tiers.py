@@ -152,7 +152,7 @@ class DeterminismTier(_Shared):
                 pytest.skip(
                     f"no head: the optional operator {name} is not declared, and no reference takes the tensors"
                 )
-        work = _few_tokens(20)
+        work = _few_tokens(12)
         wanted = Serving(device, model).run(work)
         held, drafts = HeldDrafts(most=4), HeadDrafts(eager=0.9, seed=1, most=4)
         assert HeadServing(device, held).run(work) == wanted

@@ -24,6 +24,9 @@ from headrace.types import Request
 
 __all__ = ["HeadDrafts", "HeadServing", "HeldDrafts", "VerifiedRound"]
 
+_CATCH_UP = 4
+"""Rounds in which the head computes all prompts and drafts behind each."""
+
 
 class VerifiedRound(NamedTuple):
     """The drafts of one sequence in one step."""
@@ -97,10 +100,12 @@ class HeldDrafts(HeadDrafts):
         for row in rows:
             self.drafter.place(row)
         wanted = [(row.sequence, min(self._most, self.drafter.room(row.sequence))) for row in rows]
-        # The first rounds may compute long prompts alone.
-        for _ in rows:
+        for _ in range(_CATCH_UP):
             made = self.drafter.draft(wanted).tokens
             self.found |= {(name, self._known[name]): own for (name, _), own in zip(wanted, made, strict=True)}
+            wanted = [one for one, own in zip(wanted, made, strict=True) if len(own) < one[1]]
+            if not wanted:
+                break
         self._planned[step] = [(row.sequence, 0) for row in rows]
         return [[] for _ in rows]
 
