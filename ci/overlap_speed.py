@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Speed of `--speculate ngram` with drafts of the device, beside drafts of the host, beside none.
+"""Speed of a method whose drafts the device makes, beside the same between two steps, beside none.
 
     python ci/overlap_speed.py --task edit chat --batch 1 16
+    python ci/overlap_speed.py --speculate dflash:head/ --answers head/training/answers.jsonl   # for held-out prompts
 
 All engines live in this process, and each round of requests is answered by one after the other, in an order that
 changes, so that a machine whose speed changes does not decide. Printed are tokens per second (medians over rounds),
@@ -16,11 +17,13 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 from headrace import LLM, SamplingParams
 from headrace.bench.tasks import TASKS, task_prompt
 from headrace.engine import rank_loading, startup
+from headrace.training.answers import load_answers
 
 
 @contextlib.contextmanager
@@ -36,6 +39,8 @@ def host_drafts() -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--speculate", default="ngram", help="the method, with its checkpoint if it takes one")
+    parser.add_argument("--answers", type=Path, help="of a training: what it held out, in place of tasks")
     parser.add_argument("--task", choices=sorted(TASKS), nargs="+", default=["edit", "chat"])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=9)
@@ -48,9 +53,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         engines = {"none": stack.enter_context(LLM(args.model, **options))}
         with host_drafts():
-            engines["host"] = stack.enter_context(LLM(args.model, speculate="ngram", **options))
-        engines["device"] = stack.enter_context(LLM(args.model, speculate="ngram", **options))
-        for task in args.task:
+            engines["host"] = stack.enter_context(LLM(args.model, speculate=args.speculate, **options))
+        engines["device"] = stack.enter_context(LLM(args.model, speculate=args.speculate, **options))
+        for task in ["held out"] if args.answers else args.task:
             for batch in args.batch:
                 compare(args, task, batch, engines)
 
@@ -59,10 +64,17 @@ def compare(args: argparse.Namespace, task: str, batch: int, engines: dict[str, 
     rng, same = random.Random(5), True
     speeds: dict[str, list[float]] = {name: [] for name in engines}
     before = {name: drafts(llm) for name, llm in engines.items()}
+    held_out = [one.prompt for one in load_answers(args.answers) if one.held_out] if args.answers else []
     for number in range(args.rounds + 1):
         encode = lambda text: engines["none"].tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
-        prompts = [list(task_prompt(TASKS[task], args.prompt, encode, rng)) for _ in range(batch)]
-        params = SamplingParams(max_tokens=args.tokens, temperature=args.temperature, seed=number, ignore_eos=True)
+        prompts = (
+            rng.sample(held_out, batch)
+            if held_out
+            else [list(task_prompt(TASKS[task], args.prompt, encode, rng)) for _ in range(batch)]
+        )
+        params = SamplingParams(
+            max_tokens=args.tokens, temperature=args.temperature, seed=number, ignore_eos=not held_out
+        )
         answers = []
         names = list(engines)
         for name in names[number % 3 :] + names[: number % 3]:
@@ -70,7 +82,7 @@ def compare(args: argparse.Namespace, task: str, batch: int, engines: dict[str, 
             answers.append(
                 [one.outputs[0].token_ids for one in engines[name].generate(prompts, params, progress=False)]
             )
-            speeds[name].append(batch * args.tokens / (time.perf_counter() - start))
+            speeds[name].append(sum(map(len, answers[-1])) / (time.perf_counter() - start))
         same = same and answers[0] == answers[1] == answers[2]
     # The first round compiles and learns.
     found = {name: values[1:] for name, values in speeds.items()}

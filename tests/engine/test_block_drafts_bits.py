@@ -21,7 +21,9 @@ from tiny_models import prompt as random_prompt
 
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import ParallelConfig
+from headrace.engine import rank_loading, startup
 from headrace.engine.block_model import BlockDraftModel
+from headrace.engine.block_rounds import BlockRounds
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.sample.philox import gumbel
 from headrace.kernels.sample.truncate import truncate
@@ -44,7 +46,7 @@ def method(layout: str) -> str:
     return "dspark" if layout.startswith("dspark") else "dflash"
 
 
-def block_model(built: Built) -> BlockDraftModel:
+def block_model(built: Built) -> BlockRounds:
     found = built.engines[-1].blocks
     assert found is not None
     assert found.failures == 0
@@ -124,6 +126,8 @@ def test_drafts_are_those_of_the_definition(
 ) -> None:
     """With the hidden states that transformers computes, at every place of texts that were computed in chunks, found in
     the cache, or computed again after a preemption."""
+    monkeypatch.setattr(rank_loading, "drafts_of", lambda *given: 0)
+    monkeypatch.setattr(startup, "drafts_of", lambda *given: 0)
     built = watch(monkeypatch)
     drafter, ways = save(layout, tmp_path / layout), [way for way in WAYS if "allowed_token_ids" not in way]
     requests = [
@@ -133,7 +137,9 @@ def test_drafts_are_those_of_the_definition(
 
     async def main() -> list[Any]:
         async with engine(tiny_llama, speculate=f"{method(layout)}:{drafter}", **sizes) as client:
-            rounds = Rounds(block_model(built), monkeypatch)
+            model = block_model(built)
+            assert isinstance(model, BlockDraftModel)
+            rounds = Rounds(model, monkeypatch)
             await together(client, requests)
             await in_turn(client, requests[:3])
             await idle(client)
@@ -153,7 +159,7 @@ def test_drafts_are_those_of_the_definition(
     assert right >= len(found[::3]) - 1
 
 
-@pytest.mark.parametrize("layout", ["dspark", "dflash2"])
+@pytest.mark.parametrize("layout", ["dspark", "dflash2", "speculators"])
 @pytest.mark.parametrize(
     "sizes",
     [{"chunk": 16}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}, {"caching": False}, {"seqs": 1}],
@@ -248,11 +254,12 @@ def test_a_round_that_fails_ends_drafting_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     built = watch(monkeypatch)
-    drafter = save("zlab", tmp_path / "zlab")
+    drafter = save("dflash2", tmp_path / "dflash2")
 
     async def main() -> None:
         async with engine(tiny_llama, speculate=f"dflash:{drafter}") as client:
             model, calls = block_model(built), [0]
+            assert isinstance(model, BlockDraftModel)
             guess, error = model._guess, DeviceLost("it is gone") if lost else PlatformError("a kernel failed")
 
             def failing(*given: Any) -> Any:
@@ -275,15 +282,16 @@ def test_a_round_that_fails_ends_drafting_alone(
     assert caplog.text.count("failed, and drafts no more: a kernel failed") == 1
 
 
+@pytest.mark.parametrize("layout", ["dspark", "zlab"])
 def test_the_policy_lets_a_useless_drafter_rest(
-    tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random weights guess nothing, so drafts are tried rarely, whatever the machine's times."""
     built = watch(monkeypatch, eager=False)
-    drafter = save("dspark", tmp_path / "dspark")
+    drafter = save(layout, tmp_path / layout)
 
     async def main() -> None:
-        async with engine(tiny_llama, speculate=f"dspark:{drafter}") as client:
+        async with engine(tiny_llama, speculate=f"{method(layout)}:{drafter}") as client:
             for _ in range(2):
                 same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
             await idle(client)
@@ -293,13 +301,14 @@ def test_the_policy_lets_a_useless_drafter_rest(
     assert built.counts.rounds < COUNT * TOKENS // 4
 
 
-def test_grammars(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["dspark", "zlab"])
+def test_grammars(layout: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts end before the first token that a grammar does not allow."""
     built, texts = watch(monkeypatch), []
-    drafter = save("dspark", tmp_path / "dspark")
+    drafter = save(layout, tmp_path / layout)
     # Random drafts are allowed now and then.
     forms = [StructuredOutputs(regex="[ -~]{30,60}"), StructuredOutputs(choice=["yes, it is", "no, never"])]
-    for speculate in (None, f"dspark:{drafter}"):
+    for speculate in (None, f"{method(layout)}:{drafter}"):
         llm = LLM(str(tiny_llama), platform="cpu", threads=1, num_blocks=100, packed_cache=0, speculate=speculate)
         with llm:
             params = [

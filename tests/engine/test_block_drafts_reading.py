@@ -12,7 +12,8 @@ from block_draft_checkpoints import CONFIGS, save
 from block_draft_harness import BLOCK, DraftHarness, features, reading
 
 from headrace.core.drafts import DraftRow
-from headrace.engine.block_model import BlockDraftModel, BlockSizes
+from headrace.engine.block_model import BlockDraftModel
+from headrace.engine.block_rounds import BlockSizes
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.types import Capabilities, Request, SamplingParams
 

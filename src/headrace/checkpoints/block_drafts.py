@@ -23,7 +23,7 @@ from headrace.quant.methods import scheme_of
 from headrace.quant.weights import same_values
 from headrace.settings import MOST_LAYERS
 
-__all__ = ["BlockDraftCheckpoint", "describe_block_draft", "open_block_draft"]
+__all__ = ["BlockDraftCheckpoint", "block_draft_settings", "describe_block_draft", "open_block_draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _stored(target: Checkpoint, role: str) -> Weight:
 
 def describe_block_draft(path: Path | str, method: str) -> str:
     """A drafter in words, by its settings alone, whatever its target. Raises what `open_block_draft` raises."""
-    config = _read(Path(path), method, MOST_LAYERS)
+    config = block_draft_settings(path, method)
     parts = [f"{config.drafts} tokens a block", f"{len(config.decoder.layers)} layers"]
     parts += ["convolutions"] if config.convolution is not None else []
     parts += ["a selector of pairs"] if config.candidates is not None else []
@@ -83,6 +83,12 @@ def describe_block_draft(path: Path | str, method: str) -> str:
     parts += [f"{config.draft_vocab} tokens of its own"] if config.draft_vocab is not None else []
     states = ", ".join(map(str, config.features))
     return f"{', '.join(parts)}; reads the hidden states after layers {states} of the model"
+
+
+def block_draft_settings(path: Path | str, method: str) -> BlockDraftConfig:
+    """The settings of a drafter, whatever its target: without stated features, they are not the true ones. Raises what
+    `open_block_draft` raises."""
+    return _read(Path(path), method, MOST_LAYERS)
 
 
 def open_block_draft(path: Path | str, method: Method, target_layers: int) -> BlockDraftCheckpoint:

@@ -43,7 +43,7 @@ def diagnose(
     platforms = platform_facts(found, chosen, remedies)
     methods = speculation_facts(found, speculate, remedies)
     operators = all_operator_facts(found, chosen, remedies, options or {}, others=platform is None)
-    add_depths(methods, None if chosen is None else operators.get(chosen.name))
+    add_depths(methods, None if chosen is None else operators.get(chosen.name), speculate)
     report: dict[str, Any] = {
         "machine": _machine(),
         "versions": {"python": python_platform.python_version()} | {name: _version(name) for name in _PACKAGES},

@@ -20,7 +20,7 @@ __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
 _BLOCKS = ("dflash", "dspark")
-_OVERLAPPING = {NgramDrafter.name: DRAFTING, DRAFT: HEAD_DRAFTING, EAGLE3: HEAD_DRAFTING, MTP: HEAD_DRAFTING}
+_OVERLAPPING = {NgramDrafter.name: DRAFTING, **dict.fromkeys((DRAFT, EAGLE3, MTP, "dflash"), HEAD_DRAFTING)}
 """The operators with which steps of a method overlap."""
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
@@ -42,21 +42,38 @@ def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str])
     return facts
 
 
-def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None) -> None:
+def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None, chosen: str | None = None) -> None:
     """Set `depth` of each method, the steps with drafts that are in flight at once, and `why`. `operators`: facts of
-    the chosen platform."""
+    the chosen platform. `chosen`: as of `--speculate`."""
     forms = {} if operators is None else {one["name"]: one["implementation"] for one in operators["optional"]}
     for fact in facts:
         needed = _OVERLAPPING.get(fact["name"], ())
         lacks = [spec.name for spec in needed if forms.get(spec.name, Missing.tag) in (ByReference.tag, Missing.tag)]
-        if not needed:
-            fact["depth"], fact["why"] = 1, "drafts are made between two steps"
+        chained = _chained(chosen) if fact.get("chosen") and fact["problem"] is None else None
+        if not needed or chained is not None:
+            because = "" if chained is None else f": {chained}"
+            fact["depth"], fact["why"] = 1, f"drafts are made between two steps{because}"
         elif lacks:
             fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
         else:
             # Heads are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
+            rest += " and of DFlash2" if fact["name"] == "dflash" and not fact.get("chosen") else ""
             fact["depth"], fact["why"] = 2, f"the device makes the drafts, without those of predictions{rest}"
+
+
+def _chained(chosen: str | None) -> str | None:
+    """Why the device cannot choose the drafts of the chosen checkpoint, if it is a block drafter on this machine."""
+    method, _, path = (chosen or "").partition(":")
+    if method not in _BLOCKS or not Path(path).is_dir():
+        return None
+    # Late: torch.
+    from headrace.checkpoints.block_drafts import block_draft_settings
+
+    config = block_draft_settings(path, method)
+    if config.independent:
+        return None
+    return "its mask is no token" if config.mask_token is None else "a token of a block depends on the one before it"
 
 
 def _about(chosen: str | None) -> str | None:

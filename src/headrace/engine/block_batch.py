@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.kernels.inputs import batch_of
+from headrace.engine.head_plans import Drafted, draws
+from headrace.kernels.inputs import batch_of, parameter_arrays
 from headrace.models.block_draft_config import BlockDraftConfig
 from headrace.models.block_drafter import BlockBatch
 from headrace.sampling import DEVICE_ROWS
+from headrace.types import GIVEN, NO_TOKEN, SamplingBatch
 
-__all__ = ["BlockPlace", "block_arrays", "block_batch"]
+__all__ = ["BlockPlace", "block_arrays", "block_batch", "block_draws", "drawn_arrays"]
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int32]
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class BlockPlace(NamedTuple):
     """The block of one sequence."""
 
     anchor: int
-    """Its last token."""
+    """Its last token; NO_TOKEN if the device has it."""
     position: int
     """That token's."""
     blocks: Ints
@@ -31,7 +35,46 @@ class BlockPlace(NamedTuple):
 
 
 def block_arrays(config: BlockDraftConfig, places: Sequence[BlockPlace], block_size: int) -> dict[str, Array]:
-    """The inputs of a round, unpadded."""
+    """The inputs of a round whose tokens the host chooses, unpadded."""
+    rows = _rows(config, places, block_size)
+    return {**rows, **_scored(len(rows["rows"]), config.draft_vocab or config.decoder.vocab)}
+
+
+def block_draws(config: BlockDraftConfig, seqs: Sequence[Drafted]) -> SamplingBatch:
+    """The draws of the target at the places of the drafts of blocks. Penalties have no part in them: they would read
+    what the other rows of the block write."""
+    positions = (np.array([seq.known for seq in seqs])[:, None] + np.arange(config.drafts)).astype(np.int32).reshape(-1)
+    drawn = draws([seq for seq in seqs for _ in range(config.drafts)], positions)
+    neutral = {name: np.full_like(drawn.params[name], DEVICE_ROWS[name].neutral) for name in _PENALTIES}
+    return replace(drawn, params={**drawn.params, **neutral})
+
+
+def drawn_arrays(
+    config: BlockDraftConfig,
+    places: Sequence[BlockPlace],
+    seqs: Sequence[Drafted],
+    block_size: int,
+    drawn: SamplingBatch,
+) -> dict[str, Array]:
+    """The inputs of a round whose tokens the device draws, unpadded; `bounds` as in `head_plans.HeadPass`."""
+    rows = _rows(config, places, block_size)
+    slots = np.array([seq.slot for seq in seqs], np.int32)
+    bounds = np.array([seq.known if seq.uncertain else GIVEN for seq in seqs], np.int32)
+    prompts = np.array([len(seq.request.prompt) for seq in seqs], np.int32)
+    count = len(rows["rows"])
+    return {
+        **rows,
+        "slots": slots.repeat(config.rows),
+        "bounds": bounds.repeat(config.rows),
+        "target": np.full(count, NO_TOKEN, np.int32),
+        "slot": slots.repeat(config.drafts),
+        "prompt_len": prompts.repeat(config.drafts),
+        **parameter_arrays(drawn, count, config.decoder.vocab),
+    }
+
+
+def _rows(config: BlockDraftConfig, places: Sequence[BlockPlace], block_size: int) -> dict[str, Array]:
+    """The inputs of the pass itself."""
     count, rows = len(places), config.rows
     total = count * rows
     start = np.array([place.position for place in places], np.int32)
@@ -59,7 +102,6 @@ def block_arrays(config: BlockDraftConfig, places: Sequence[BlockPlace], block_s
         "rows": guessing,
         "last_positions": last,
         "whole_lens": last + 1,
-        **_scored(len(guessing), config.draft_vocab or config.decoder.vocab),
     }
 
 

@@ -13,8 +13,11 @@ from headrace.checkpoints.block_drafts import BlockDraftCheckpoint, open_block_d
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.config import CacheConfig, Config
 from headrace.engine.block_head import block_head
-from headrace.engine.block_model import BlockDraftModel, BlockSizes, StepCache, blocks_together, spare_blocks
+from headrace.engine.block_model import BlockDraftModel
+from headrace.engine.block_rounds import BlockRounds, BlockSizes, blocks_together, spare_blocks
+from headrace.engine.placed_blocks import PlacedBlocks
 from headrace.engine.ranks.rank_messages import Sizes
+from headrace.engine.runner import Runner
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Finish
 from headrace.models.block_draft_config import Method, check_block_draft
@@ -85,14 +88,18 @@ class BlockDraft:
         return ContextTap(self._drafter)
 
     def model(
-        self, device: Device, cache: StepCache, target: Resolved, busy_seconds: Callable[[], float] | None
-    ) -> BlockDraftModel:
+        self, device: Device, runner: Runner, target: Resolved, busy_seconds: Callable[[], float] | None
+    ) -> BlockRounds:
         """The model that drafts, after `tap`, warmed up. Raises what the device raises."""
         assert self._drafter is not None
-        config, weights = self.checkpoint.config, self._drafter.weights
+        config, weights, goal = self.checkpoint.config, self._drafter.weights, self.target.decoder_config
         sizes = BlockSizes(target.kv_layout.block_size, target.num_blocks, target.max_num_seqs, target.max_model_len)
-        choice = BlockChoice(block_head(config, weights.tables))
-        found = BlockDraftModel(str(self.checkpoint.path), device, cache, self._drafter, choice, sizes, busy_seconds)
+        path, head = str(self.checkpoint.path), block_head(config, weights.tables)
+        found: BlockDraftModel | PlacedBlocks
+        if runner.config.head_drafts:
+            found = PlacedBlocks(path, device, runner, self._drafter, sizes, head.columns(goal.vocab), busy_seconds)
+        else:
+            found = BlockDraftModel(path, device, runner, self._drafter, BlockChoice(head), sizes, busy_seconds)
         found.warm_up()
         _log.info(
             "%s drafts %d tokens at a time, by the target's hidden states after layers %s",

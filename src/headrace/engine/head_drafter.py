@@ -24,12 +24,11 @@ import numpy as np
 
 from headrace.core.drafts import DraftRow
 from headrace.engine.draft_blocks import DraftBlocks
-from headrace.engine.guarded_rounds import GuardedRounds
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.head_plans import Drafted, HeadPass, Span, catch_up_pass, following_pass, known_pass
+from headrace.engine.unwaited_rounds import UnwaitedRounds
 from headrace.platforms.interface import Pending
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
-from headrace.speculation.step_cost import StepCost
 from headrace.types import NO_TOKEN, Request, SamplingParams
 
 __all__ = ["HeadDrafter"]
@@ -40,11 +39,9 @@ _WARM_UP, _DRAFTS = (64, 64, 3, 3, 3, 3), 8
 """Tokens of the sequences that are drafted at the start, and drafts of each."""
 _LONG = 64
 """Entries that take longer to compute than a round takes to launch."""
-_MEASURED, _UNKNOWN = 64, 4
-"""One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
 
 
-class HeadDrafter(GuardedRounds):
+class HeadDrafter(UnwaitedRounds):
     """A `speculation.model_speculator.DraftingModel`. `draft` waits for the device, unless the device places all
     sequences of the round; while it waits for others, nothing of these is in flight in the target. If a round fails,
     the error is logged once and no more drafts are made; a lost device is raised."""
@@ -67,8 +64,7 @@ class HeadDrafter(GuardedRounds):
         """`most_tokens`: of one pass; `max_model_len`: the most tokens of a sequence, drafts included. `busy_seconds`:
         the device's counter of its working time. `sharing`: sequences share what is computed of their prefixes, which
         takes entries without lag."""
-        super().__init__(f"the drafter {name}", busy_seconds, clock)
-        self.cost = StepCost()
+        super().__init__(f"the drafter {name}", passes.places, busy_seconds, clock)
         self.block = 0
         self.method, self.name = method, name
         self._passes, self._size, self._most_tokens = passes, block_size, most_tokens
@@ -78,11 +74,6 @@ class HeadDrafter(GuardedRounds):
         self._overheads: deque[float] = deque(maxlen=_KEPT)
         self._first = int(zero_first and passes.places)
         """The first entry of a round that is not like the others."""
-        self._unread = deque[Sequence[Pending]]()
-        """The results of rounds that nothing has waited for."""
-        self._rounds = 0
-        self._worked = 0.0
-        """Seconds of the latest round in which the device works, whether it is waited for or not."""
 
     @property
     def overhead(self) -> float:
@@ -152,15 +143,9 @@ class HeadDrafter(GuardedRounds):
 
     def draft(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
         """Raises DeviceLost."""
-        busy, self._worked = self.busy, 0.0
-        made = self._guarded(len(wanted), lambda: self._round(wanted))
-        if self._passes.places:
-            # What the device has worked meanwhile may be for steps in flight.
-            self.busy = busy + self._worked
-        return made
+        return self._launched(len(wanted), lambda: self._round(wanted))
 
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
-        self._check_finished()
         rows = [(seq, self._allowed(seq, count)) for seq, count in ((self._sequences[name], n) for name, n in wanted)]
         for seq, _ in rows:
             self._blocks.share(seq)
@@ -245,25 +230,10 @@ class HeadDrafter(GuardedRounds):
                 seq.guessed = [] if seq.placed or seq.lag else own[:-1]
         else:
             found = [[] for _ in rows]
-            self._unread.append(pending)
-            seconds = sum(self.cost.seconds(step.plan.num_tokens, step.context) for step in steps)
-            self.unwaited += seconds
+            seconds = self._leave(pending, [(step.plan.num_tokens, step.context) for step in steps])
         self._count(seconds, timed)
         drafts = [[NO_TOKEN] * count if seq.placed else own for own, (seq, count) in zip(found, rows, strict=True)]
         return drafts, seconds
-
-    def _count(self, seconds: float, waited: bool) -> None:
-        """Without a counter, the time of a step is that since the end of the one before it or since its launch, which
-        comes after what is waited for."""
-        if self._busy_seconds is not None or not waited:
-            self._worked += seconds
-
-    def _measures(self, sizes: Sequence[int]) -> bool:
-        """Whether to wait for a round that need not be waited for, because the times of its passes must be known.
-        `sizes`: their numbers of entries."""
-        self._rounds += 1
-        known = all(map(self.cost.known, sizes))
-        return self._rounds % (_MEASURED if known else _UNKNOWN) == 0
 
     def _read(
         self, rows: Sequence[tuple[Drafted, int]], steps: Sequence[HeadPass], pending: Sequence[Pending]
@@ -277,12 +247,6 @@ class HeadDrafter(GuardedRounds):
             self._observe(step, now - last)
             last = now
         return [_until_none(own[:count]) for own, (_, count) in zip(found, rows, strict=True)]
-
-    def _check_finished(self) -> None:
-        """Raises what has failed in a round that nothing waited for."""
-        while self._unread and all(result.done() for result in self._unread[0]):
-            for result in self._unread.popleft():
-                result.result()
 
     def _observe(self, step: HeadPass, seconds: float) -> None:
         self.cost.observe(step.plan.num_tokens, step.context, seconds)

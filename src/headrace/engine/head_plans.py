@@ -24,7 +24,7 @@ from headrace.core.slots import SEED_BITS
 from headrace.sampling import DEVICE_ROWS
 from headrace.types import GIVEN, NO_TOKEN, Request, SamplingBatch, StepPlan
 
-__all__ = ["Drafted", "HeadPass", "Span", "catch_up_pass", "following_pass", "known_pass"]
+__all__ = ["Drafted", "HeadPass", "Span", "catch_up_pass", "draws", "following_pass", "known_pass"]
 
 Ints = npt.NDArray[np.int32]
 _NO_INTS: Ints = np.zeros(0, np.int32)
@@ -204,7 +204,7 @@ def _pass(
         row_seq=np.arange(len(seqs), dtype=np.int32),
         row_target=np.array(targets, np.int32),
         prompt_lens=np.array([len(seq.request.prompt) for seq in seqs], np.int32),
-        sampling=_sampling(seqs, stops + lag),
+        sampling=draws(seqs, stops + lag),
         copies=np.zeros((0, 2), np.int32),
         history_slots=_NO_INTS,
         history_positions=_NO_INTS,
@@ -239,8 +239,8 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return np.concatenate([_NO_INTS, *parts])
 
 
-def _sampling(seqs: Sequence[Drafted], positions: Ints) -> SamplingBatch:
-    """The draws of the target at these positions, with the requests' own parameters."""
+def draws(seqs: Sequence[Drafted], positions: Ints) -> SamplingBatch:
+    """The draws of the target at these positions [R], with the parameters of the sequences' [R] requests."""
     params = [seq.request.params for seq in seqs]
     special = [
         (row, int(positions[row]), seq.constraints) for row, seq in enumerate(seqs) if seq.constraints is not None

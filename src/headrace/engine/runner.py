@@ -19,9 +19,9 @@ from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arr
 from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.models.sharding import Collectives
 from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
-from headrace.types import Bucket, KVLayout, StepPlan, StepResult
+from headrace.types import Bucket, KVLayout, SamplingBatch, StepPlan, StepResult
 
-__all__ = ["LaunchedStep", "Model", "Runner", "RunnerConfig"]
+__all__ = ["LaunchedStep", "Model", "Runner", "RunnerConfig", "constraint_sizes"]
 
 _LOGPROB_STEPS = (-1, 0, 8, 32, 128)
 """Numbers of logprob alternatives that steps are compiled for."""
@@ -260,7 +260,7 @@ class Runner:
         """Launch the second part of a split step. `inputs`: those of the first, and its logits; `more`: its other
         results."""
         if self._static:
-            biases, masks = _constraint_sizes(plan)
+            biases, masks = constraint_sizes(plan.sampling)
             bucket = replace(bucket, biases=biases, masks=masks)
         arrays = sampling_arrays(plan, self.config.vocab_size)
         return {**self._sampled("sample", bucket, plan, {**self._inputs(arrays, bucket), **inputs}), **more}
@@ -368,7 +368,7 @@ class Runner:
         seqs = min(_power_of_two(plan.num_seqs, config.max_num_seqs), tokens)
         seqs = max(seqs, plan.num_seqs)
         rows = tokens if plan.num_rows > seqs else seqs
-        return Bucket(tokens, seqs, rows, self._blocks, *_constraint_sizes(plan))
+        return Bucket(tokens, seqs, rows, self._blocks, *constraint_sizes(plan.sampling))
 
     def _load_history(self, plan: StepPlan) -> None:
         """Write known tokens that no step computes to the history, with the operator that writes a step's tokens."""
@@ -385,9 +385,8 @@ def _power_of_two(value: int, most: int) -> int:
     return min(most, max(8, 1 << (value - 1).bit_length()))
 
 
-def _constraint_sizes(plan: StepPlan) -> tuple[int, int]:
+def constraint_sizes(sampling: SamplingBatch) -> tuple[int, int]:
     """The padded numbers of biases and masks. A step is compiled for each size, and most batches have few or none."""
-    sampling = plan.sampling
     return _coarse(len(sampling.bias_row)), 1 if sampling.allowed is None else _coarse(len(sampling.allowed))
 
 

@@ -16,7 +16,7 @@ from headrace.core import CoreConfig, Scheduler
 from headrace.core.cache_events import CacheEvents
 from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
-from headrace.engine.block_model import BlockDraftModel
+from headrace.engine.block_rounds import BlockRounds
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.drafting import Drafting
@@ -80,7 +80,7 @@ class Engine:
     grammars: GrammarCompiler
     draft: LoadedDraft | None = None
     """The model of its own that drafts, if any."""
-    blocks: BlockDraftModel | None = None
+    blocks: BlockRounds | None = None
     """The block drafter, if any."""
     head: HeadDrafter | None = None
     """The draft head, if any."""
@@ -231,10 +231,10 @@ def _method(config: Config) -> str:
 
 
 def _drafting(
-    config: Config, draft: LoadedDraft | None, blocks: BlockDraftModel | None, head: HeadDrafter | None, on_device: bool
+    config: Config, draft: LoadedDraft | None, blocks: BlockRounds | None, head: HeadDrafter | None, on_device: bool
 ) -> Drafting:
     if blocks is not None:
-        return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
+        return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks, on_device=on_device)
     passes = head if draft is None else draft.model
     if passes is not None:
         return Drafting(ModelSpeculator(passes, passes.method), model=passes, on_device=on_device)

@@ -17,7 +17,15 @@ from headrace.kernels.ops import Batch, SampleInputs
 from headrace.kernels.step_inputs import STEP_INPUTS, Dimension, StepInput, padded_sizes
 from headrace.types import Bucket, SamplingBatch, StepPlan
 
-__all__ = ["batch_arrays", "batch_of", "pad_arrays", "plan_arrays", "sample_inputs_of", "sampling_arrays"]
+__all__ = [
+    "batch_arrays",
+    "batch_of",
+    "pad_arrays",
+    "parameter_arrays",
+    "plan_arrays",
+    "sample_inputs_of",
+    "sampling_arrays",
+]
 
 Array = npt.NDArray[Any]
 
@@ -65,7 +73,7 @@ def sampling_arrays(plan: StepPlan, vocab_size: int) -> dict[str, Array]:
         "target": plan.row_target,
         "slot": plan.slots if single else plan.slots[plan.row_seq],
         "prompt_len": plan.prompt_lens if single else plan.prompt_lens[plan.row_seq],
-        **_parameter_arrays(plan.sampling, plan.num_rows, vocab_size),
+        **parameter_arrays(plan.sampling, plan.num_rows, vocab_size),
         **({} if plan.sampling.named is None else {"named": plan.sampling.named}),
     }
 
@@ -98,7 +106,8 @@ def _read_only(array: Array) -> Array:
     return array
 
 
-def _parameter_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dict[str, Array]:
+def parameter_arrays(sampling: SamplingBatch, rows: int, vocab_size: int) -> dict[str, Array]:
+    """The inputs of sampling that are the requests' parameters and constraints."""
     if sampling.allowed is None or sampling.allowed_row is None:
         allowed, allowed_row = _nothing_forbidden(rows, vocab_size)
     else:

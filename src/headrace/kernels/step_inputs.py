@@ -6,7 +6,8 @@ reads here what may change from call to call. The fields of `ops.Batch` and `ops
 A step with constrained rows is two executables: the forward pass, whose output is `logits`, and sampling, which takes
 that output as an input. A step in one part has no input `logits`. Only passes of a draft head have `features`, which is
 an output of another executable, and `token_positions`, where the tokens of their embeddings stand, or `bounds` and the
-history, from which these places follow.
+history, from which these places follow. Passes over drafted blocks have `last_positions` and `whole_lens`, and `bounds`
+if the device draws their tokens.
 
 Only a step that places sequences has the input `lengths`. In two parts, its sampling takes `drafts` and `position` from
 the forward pass. Only a step with rows that name tokens, whose logprobs are asked for, has the input `named`.

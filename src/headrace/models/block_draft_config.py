@@ -85,6 +85,13 @@ class BlockDraftConfig:
         return self.rows if self.anchored else self.rows - 1
 
     @property
+    def independent(self) -> bool:
+        """Each token of a block is chosen without its neighbours, and a mask is a token: a device that samples can
+        choose all of them in the same pass."""
+        corrected = self.candidates is not None or self.markov is not None
+        return not corrected and not self.confidence and self.mask_token is not None
+
+    @property
     def choices(self) -> int:
         """The likely tokens of each position among which a token is chosen."""
         wanted = [_CHOICES, self.draft_vocab or self.decoder.vocab]

@@ -61,7 +61,23 @@ class BlockDrafter:
 
     def draft(self, block: BlockBatch, inputs: SampleInputs, kv: Any, count: int) -> Mapping[str, Tensor]:
         """Guess: the `count` most likely tokens of the R rows with their logprobs, `ids` and `logprobs` [R, count], and
-        the products `side` [T, m] of all rows if the choice reads any.
+        the products `side` [T, m] of all rows if the choice reads any."""
+        x, logits = self._run(block, kv)
+        best, side = self.ops.sample(logits, inputs, block.batch, count), self.weights.side
+        found = {"ids": best.top_ids, "logprobs": best.top_logprobs}
+        return found if side is None else {**found, "side": self.ops.linear(x, side)}
+
+    def sample(self, block: BlockBatch, inputs: SampleInputs, kv: Any, columns: Tensor | None) -> Tensor:
+        """Guess: int32 [R], a token for each row, drawn as the target draws, without its neighbours (only if the
+        configuration is `independent`). They are written to the history. `columns`: for a reduced vocabulary, see
+        `ops.OptionalOps.widen_logits`."""
+        _, logits = self._run(block, kv)
+        if columns is not None:
+            logits = cast(OptionalOps, self.ops).widen_logits(logits, columns)
+        return self.ops.sample(logits, inputs, block.batch, -1).tokens
+
+    def _run(self, block: BlockBatch, kv: Any) -> tuple[Tensor, Tensor]:
+        """The last hidden state of all rows, after the final norm, and the logits of the R rows.
 
         The entries of the block are written at its positions, and every later step overwrites them.
         """
@@ -76,10 +92,7 @@ class BlockDrafter:
             x, kernel = self._before(x, layer.around_mlp)
             x = self._after(self._mlp(x, layer), kernel, layer.around_mlp)
             x, residual = ops.add_rms_norm(x, residual, following, decoder.norm_eps)
-        logits = ops.logits(x, batch, weights.head, decoder.logits_soft_cap)
-        best = ops.sample(logits, inputs, batch, count)
-        found = {"ids": best.top_ids, "logprobs": best.top_logprobs}
-        return found if weights.side is None else {**found, "side": ops.linear(x, weights.side)}
+        return x, ops.logits(x, batch, weights.head, decoder.logits_soft_cap)
 
     def _embed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(the normalized input of the first layer, the residual)."""

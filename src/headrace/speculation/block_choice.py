@@ -50,6 +50,15 @@ class BlockHead:
     estimates: bool = False
     """The checkpoint estimates the acceptance of its tokens."""
 
+    def columns(self, vocab: int) -> npt.NDArray[np.int32] | None:
+        """[vocab]: of each token of the target its number among those that the checkpoint may guess, or -1; None if it
+        may guess all."""
+        if self.draft_ids is None:
+            return None
+        found = np.full(vocab, -1, np.int32)
+        found[self.draft_ids] = np.arange(len(self.draft_ids), dtype=np.int32)
+        return found
+
 
 class BlockRow(NamedTuple):
     """The sequence of one block."""

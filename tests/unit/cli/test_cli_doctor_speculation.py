@@ -123,3 +123,26 @@ def test_a_block_drafter_is_described(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "after layers 2, 10 of the model)" in said
     assert main(["doctor", "--platform", "sim", "--speculate", f"dflash:{tmp_path}"]) == 1
     assert f"write dspark:{tmp_path}" in capsys.readouterr().out
+
+
+SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 16}
+
+
+@pytest.mark.parametrize(
+    ("own", "mask", "depth"),
+    [
+        ({}, 3, "depth 2 (the device makes the drafts, without those of predictions)"),
+        ({}, None, "depth 1 (drafts are made between two steps: its mask is no token)"),
+        (SELECTOR, 3, "depth 1 (drafts are made between two steps: a token of a block depends on the one"),
+    ],
+)
+def test_the_depth_of_a_block_drafter_follows_from_its_checkpoint(
+    own: dict[str, Any], mask: int | None, depth: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    layers = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    name = "DFlash2DraftModel" if own else "DFlashDraftModel"
+    settings = {"block_size": 4, "target_layer_ids": [1, 9], "mask_token_id": mask, **own}
+    config = {**layers, "vocab_size": 99, "architectures": [name], "block_size": 4, "dflash_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["doctor", "--platform", "cpu", "--speculate", f"dflash:{tmp_path}"]) == 0
+    assert depth in capsys.readouterr().out

@@ -1,0 +1,206 @@
+"""Drafts of a block drafter whose tokens the device draws, each without its neighbours.
+
+If the device places a sequence, its block is launched while steps before it are in flight, and nothing waits for it.
+The device moves the rows to where the last right token is, takes that from its history of tokens, and writes what it
+draws behind it, where the next step finds its drafts. Masks stand in the history for the time of the pass: each is at
+the place of a draft of the same block, or at the last token's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine.block_batch import BlockPlace, block_draws, drawn_arrays
+from headrace.engine.block_rounds import BlockRounds, BlockSizes
+from headrace.engine.head_plans import Drafted
+from headrace.engine.runner import constraint_sizes
+from headrace.kernels.inputs import batch_of, pad_arrays, sample_inputs_of
+from headrace.kernels.ops import Batch, OptionalOps, Shifted
+from headrace.models.block_drafter import BlockBatch, BlockDrafter
+from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
+from headrace.speculation.model_speculator import ModelDrafts
+from headrace.types import NO_TOKEN, Bucket, Request, SamplingParams
+
+__all__ = ["HistoryCache", "PlacedBlocks"]
+
+_WARM_UP = 4
+"""Times that each number of blocks is measured at the start."""
+
+
+class HistoryCache(Protocol):
+    """The members of a runner that a round uses."""
+
+    def read(self, executable: Executable, inputs: Mapping[str, Tensor], with_history: bool) -> Mapping[str, Tensor]:
+        """Launch an executable on the cache and the history of tokens, after all earlier steps."""
+
+
+class _Wanted(NamedTuple):
+    """A sequence of a round."""
+
+    row: int
+    """Of the round."""
+    seq: Drafted
+    most: int
+    """Drafts that are wanted."""
+
+
+class _Inputs(NamedTuple):
+    """Of one pass, on the device."""
+
+    tensors: dict[str, Tensor]
+    bucket: Bucket
+    tokens: int
+    context: int
+    """The tokens that its tokens attend to, in total."""
+
+
+class _Launched(NamedTuple):
+    """One pass."""
+
+    tokens: int
+    context: int
+    drawn: Pending
+    """int32 [drafts of all its blocks]"""
+
+
+class PlacedBlocks(BlockRounds):
+    """A `speculation.model_speculator.DraftingModel`. `draft` waits for the device, unless the device places all
+    sequences of the round; while it waits for others, nothing of these is in flight in the target."""
+
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        cache: HistoryCache,
+        drafter: BlockDrafter,
+        sizes: BlockSizes,
+        columns: npt.NDArray[np.int32] | None = None,
+        busy_seconds: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`columns` [vocabulary of the target]: for a reduced vocabulary, see `ops.OptionalOps.widen_logits`.
+        `busy_seconds`: the device's counter of its working time."""
+        super().__init__(name, device, drafter, sizes, True, busy_seconds, clock)
+        self._cache = cache
+        self._columns = None if columns is None else device.put(columns)
+        self._executables: dict[tuple[str, Bucket], Executable] = {}
+
+    def warm_up(self) -> None:
+        """Make what is made on first use, and measure. Raises what the device raises."""
+        if self._sizes.max_model_len < 1 + self.drafts:
+            return
+        for count in {1, self._together}:
+            request = Request("warm-up", (0,), SamplingParams(temperature=0.0))
+            seqs = [Drafted(request, [0], self._drafter.config.decoder.vocab, slot=0, known=1) for _ in range(count)]
+            wanted = [_Wanted(row, seq, self.drafts) for row, seq in enumerate(seqs)]
+            for _ in range(_WARM_UP):
+                # Rounds are not waited for, so their passes run right behind other work: measure them like that.
+                self._launch(self._inputs(wanted))
+                self._timed([wanted])
+
+    def room(self, sequence: str) -> int:
+        fits = len(self._sequences[sequence].tokens) + self.drafts <= self._sizes.max_model_len
+        return super().room(sequence) if fits else 0
+
+    def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
+        rows = [_Wanted(row, self._sequences[name], count) for row, (name, count) in enumerate(wanted)]
+        # A block must fit: the history ends with the context, and tokens beyond it would be written elsewhere.
+        fit = [each for each in rows if each.most > 0 and each.seq.known + self.drafts <= self._sizes.max_model_len]
+        groups = [fit[first : first + self._together] for first in range(0, len(fit), self._together)]
+        tokens: list[list[int]] = [[] for _ in wanted]
+        seconds = 0.0
+        if groups:
+            timed = not all(each.seq.placed for each in fit) or self._measures(list(map(self._tokens, groups)))
+            if timed:
+                found, seconds = self._timed(groups)
+            else:
+                launched = [self._launch(self._inputs(group)) for group in groups]
+                seconds = self._leave([one.drawn for one in launched], [(one.tokens, one.context) for one in launched])
+                found = [[] for _ in fit]
+            for each, own in zip(fit, found, strict=True):
+                count = min(each.most, self.drafts)
+                tokens[each.row] = [NO_TOKEN] * count if each.seq.placed else _until_none(own[:count])
+            self._count(seconds, timed)
+        return ModelDrafts(tokens, seconds, [0.0] * len(wanted))
+
+    def _tokens(self, group: Sequence[_Wanted]) -> int:
+        """Of one pass."""
+        return len(group) * self._drafter.config.rows
+
+    def _timed(self, groups: Sequence[Sequence[_Wanted]]) -> tuple[list[list[int]], float]:
+        """The drafts of all blocks, and the seconds that they take once the device has finished what is in flight."""
+        inputs = [self._inputs(group) for group in groups]
+        # Its result comes when the first pass begins.
+        begun = self._device.get(self._run("mark", inputs[0])["mark"])
+        launched = [self._launch(own) for own in inputs]
+        begun.result()
+        start = last = self._clock()
+        found = list[list[int]]()
+        for one, group in zip(launched, groups, strict=True):
+            drawn = one.drawn.result()[: len(group) * self.drafts]
+            now = self._clock()
+            self.cost.observe(one.tokens, one.context, now - last)
+            last = now
+            found += drawn.reshape(len(group), self.drafts).tolist()
+        return found, last - start
+
+    def _inputs(self, group: Sequence[_Wanted]) -> _Inputs:
+        config, seqs, bucket = self._drafter.config, [each.seq for each in group], self._bucket
+        places = [
+            BlockPlace(NO_TOKEN if seq.placed else seq.tokens[-1], seq.known - 1, seq.target_blocks) for seq in seqs
+        ]
+        covered = [self._covered(at, place) for at, place in enumerate(places)]
+        drawn = block_draws(config, seqs)
+        arrays = drawn_arrays(config, covered, seqs, self._sizes.block_size, drawn)
+        tokens, context = len(arrays["token_ids"]), int(arrays["whole_lens"].sum())
+        if self._static:
+            biases, masks = constraint_sizes(drawn)
+            bucket = replace(bucket, biases=biases, masks=masks)
+            arrays = pad_arrays(arrays, bucket, self._sizes.max_num_seqs)
+        tensors = {name: self._device.put(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        return _Inputs(tensors, bucket, tokens, context)
+
+    def _launch(self, inputs: _Inputs) -> _Launched:
+        return _Launched(inputs.tokens, inputs.context, self._device.get(self._run("draw", inputs)["tokens"]))
+
+    def _run(self, part: str, inputs: _Inputs) -> Mapping[str, Tensor]:
+        found = self._executables.get((part, inputs.bucket))
+        if found is None:
+            function: StepFn = self._draw if part == "draw" else self._mark
+            found = self._executables[part, inputs.bucket] = self._device.compile(function, inputs.bucket)
+        return self._cache.read(found, inputs.tensors, True)
+
+    def _mark(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        """Nothing, but in its order."""
+        return kv, {"mark": self._shifted(batch_of(inputs), inputs).positions, **self._history(inputs)}
+
+    def _draw(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        batch = batch_of(inputs)
+        moved = self._shifted(batch, inputs)
+        last = self._shifted(
+            replace(batch, positions=inputs["last_positions"], context_lens=inputs["whole_lens"]), inputs
+        )
+        names = ("positions", "slot_mapping", "context_lens")
+        batch = replace(batch, **{name: getattr(moved, name) for name in names})
+        ids = self._drafter.ops.resolve_tokens(batch, inputs["history"])
+        block = BlockBatch(replace(batch, token_ids=ids), last.positions, last.context_lens)
+        drawn = self._drafter.sample(block, sample_inputs_of({**inputs, "position": moved.position}), kv, self._columns)
+        return kv, {"tokens": drawn, **self._history(inputs)}
+
+    def _shifted(self, batch: Batch, inputs: Mapping[str, Tensor]) -> Shifted:
+        own = cast(OptionalOps, self._drafter.ops)
+        return own.shift(batch, inputs["bounds"], inputs["position"], inputs["history"], self._sizes.block_size)
+
+    def _history(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {} if self._device.capabilities().in_place_kv else {"history": inputs["history"]}
+
+
+def _until_none(tokens: list[int]) -> list[int]:
+    """The tokens before the first row that had none to choose."""
+    return next((tokens[:at] for at, token in enumerate(tokens) if token < 0), tokens)

@@ -1,0 +1,35 @@
+"""Block drafters on devices of every kind: by reference, with static shapes, with captured steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from block_draft_checkpoints import save
+from draft_engine import EagerPolicy
+from test_head_platforms import answers, device  # noqa: F401
+
+from headrace.engine import startup
+from headrace.engine.placed_blocks import PlacedBlocks
+from headrace.platforms.cpu.device import CpuDevice
+from headrace.speculation.model_speculator import ModelSpeculator
+
+
+def test_answers_are_those_without_drafts(
+    device: Any,  # noqa: F811
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a vocabulary of its own."""
+    monkeypatch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(2)))
+    plain, _ = answers(device, tiny_llama, None)
+    found, engine = answers(device, tiny_llama, f"dflash:{save('speculators', tmp_path / 'drafter')}")
+    assert found == plain
+    assert engine.blocks is not None
+    assert engine.blocks.failures == 0
+    assert isinstance(engine.blocks, PlacedBlocks) != isinstance(device, CpuDevice)
+    (totals,) = engine.core.stats().speculation.methods
+    assert totals.method == "dflash"
+    assert sum(totals.drafted) > 10
