@@ -59,8 +59,10 @@ class TinyModel:
         angles = np.arange(LONGEST)[:, None] / 100.0 ** (np.arange(half) / half)
         table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
         self._cos_sin = place(device, torch.from_numpy(table))
-        ones = place(device, torch.ones(HIDDEN)) if features else None
-        self.tap = FeatureTap(self.ops, {FINAL: (TapPart(),)}, _LAYERS, HIDDEN, ones, EPS) if features else None
+        self.tap: FeatureTap | None = None
+        if features:
+            ones = place(device, torch.ones(HIDDEN))
+            self.tap = FeatureTap(self.ops, {FINAL: (TapPart(),)}, _LAYERS, HIDDEN, ones, EPS)
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
