@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 INPUTS := pyproject.toml CMakeLists.txt $(wildcard constraints/*.txt) $(wildcard src/headrace/kernels/*/cpu*.cpp src/headrace/kernels/*/cpu*.h src/headrace/kernels/native/*)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 UNIT := $(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal --timeout=600
+# Tests of one file share servers and models (`tests/file_scheduling.py`), so each file runs in one process.
+REST := $(BIN)/python -m pytest --ignore tests/unit -n auto --maxprocesses 2 --dist loadfile --timeout=600
 MODEL ?= smollm2
 PROMPT ?= Write one sentence about rivers.
 
@@ -35,8 +37,8 @@ run: $(SERVING)  ## fetch the default model, serve it, answer a first prompt in 
 	$(BIN)/headrace serve $(MODEL) --prompt "$(PROMPT)"
 
 # The second part runs whatever the first one gives; either fails the whole.
-test: $(STAMP) lint  ## the whole suite: `unit`, then the rest in one process; a test that never ends fails by name
-	$(UNIT); first=$$?; $(BIN)/python -m pytest --ignore tests/unit --timeout=600 && exit $$first
+test: $(STAMP) lint  ## the whole suite: `unit`, then the rest in two processes; a test that never ends fails by name
+	$(UNIT); first=$$?; $(REST) && exit $$first
 
 unit: $(STAMP)  ## without a device or a model, in two to four processes
 	$(UNIT)

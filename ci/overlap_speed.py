@@ -28,7 +28,7 @@ from headrace.training.answers import load_answers
 
 @contextlib.contextmanager
 def host_drafts() -> Iterator[None]:
-    """Engines that are built here believe that the device cannot draft."""
+    """Engines that are built here believe that the device cannot draft. Their other ranks follow rank 0's plans."""
     with (
         mock.patch.object(rank_loading, "drafts_of", return_value=0),
         mock.patch.object(startup, "drafts_of", return_value=0),
@@ -48,8 +48,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--platform")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--quantize")
     args = parser.parse_args()
     options = {"platform": args.platform, "kv_memory": "512MiB", "max_num_seqs": 16}
+    options |= {"tensor_parallel_size": args.tensor_parallel_size, "quantize": args.quantize}
     with contextlib.ExitStack() as stack:
         engines = {"none": stack.enter_context(LLM(args.model, **options))}
         with host_drafts():

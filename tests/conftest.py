@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
+from file_scheduling import FileScheduling
 from hypothesis import HealthCheck, settings
 
 sys.dont_write_bytecode = False
@@ -37,3 +38,8 @@ def log_levels() -> Iterator[None]:
     yield
     ours.setLevel(before[0])
     root.setLevel(before[1])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FileScheduling | None:
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None

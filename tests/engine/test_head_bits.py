@@ -129,7 +129,7 @@ def test_in_a_batch_cold_then_warm(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("params", [way for way in WAYS if "frequency_penalty" not in way], ids=str)
+@pytest.mark.parametrize("params", WAYS, ids=str)
 def test_a_head_that_knows_the_target_is_always_right(
     oracle: Path, params: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_engine import Built, watch
+from draft_engine import Built, save_draft, watch
 from engine_harness import Answer, GroupingClient, answer, idle, in_turn, request, together
 from pipeline_harness import pipeline
 from plain_heads import add_mtp, save_eagle3
@@ -21,14 +22,18 @@ from test_head_bits import drafted, method_of
 from test_parallel_engine import followers
 from test_speculation_bits import repeats
 
+from headrace.client.api import GenerateRequest
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.ranks import leader
 from headrace.errors import EngineDead
 from headrace.platforms.cpu.native import missing
+from headrace.structured_outputs import Constraint
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 TIGHT = {"chunk": 11, "seqs": 4, "blocks": 20}
 """Sequences are cut, wait and are preempted."""
+FORMED: dict[str, Any] = {"allowed_token_ids": None, "stop_token_ids": (), "ignore_eos": False, "max_tokens": 30}
+"""Of requests with a grammar."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_target(path)
     add_mtp(path, "deepseek")
     save_eagle3(path / "head", "A")
+    save_draft(path / "small")
     return path
 
 
@@ -51,18 +57,27 @@ def run(target: Path, use_it: Callable[[GroupingClient], Awaitable[Any]], **size
     return asyncio.run(main())
 
 
+def asked() -> list[GenerateRequest]:
+    """Requests in whose text there are drafts, and some with a grammar, whose steps are launched in two parts."""
+    found = repeats()
+    for at, one in enumerate(found[2:6]):
+        formed = Constraint("regex", "([abc]{3}x)+y{1,3}z")
+        found.append(GenerateRequest(f"formed{at}", one.prompt, replace(one.params, **FORMED), constraint=formed))
+    return found
+
+
 @pytest.fixture(scope="module")
 def wanted(target: Path) -> list[Answer]:
-    return run(target, lambda client: in_turn(client, repeats()), caching=False, seqs=1)
+    return run(target, lambda client: in_turn(client, asked()), caching=False, seqs=1)
 
 
 async def all_ways(client: GroupingClient, wanted: list[Answer]) -> int:
     """Together, with and without cached prefixes, and left. Returns how often a sequence was preempted."""
-    same(await together(client, repeats()), wanted)
-    same(await together(client, repeats()), wanted)
+    same(await together(client, asked()), wanted)
+    same(await together(client, asked()), wanted)
     rng = random.Random(4)
     for _ in range(1):
-        await leave_half(client, repeats(), rng, wanted)
+        await leave_half(client, asked(), rng, wanted)
     stats = await idle(client)
     assert stats.scheduler.cached_tokens > 0
     return stats.scheduler.preemptions
@@ -93,6 +108,18 @@ def test_every_rank_gets_the_drafts_of_a_head(
     made, right = drafted(built, method)
     assert 10 < right < made
     assert unwaited(built) > 0
+
+
+def test_every_rank_gets_the_drafts_of_a_model(
+    target: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone has it, whole."""
+    built = watch(monkeypatch)
+    preempted = run(target, lambda client: all_ways(client, wanted), speculate=f"draft:{target / 'small'}", **TIGHT)
+    assert preempted > 0
+    built.check()
+    assert built.counts.drafted > 10
+    assert built.model.unwaited > 0
 
 
 def unwaited(built: Built) -> float:

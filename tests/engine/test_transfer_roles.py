@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -157,9 +156,7 @@ def test_a_line_that_is_bad(servers: tuple[Server, Server], fault: Callable[...,
         whole = _ask(prefill, f"{salt}-whole", seed=3, temperature=1.0)
         params = _handed(prefill, salt, seed=3, temperature=1.0)
         proxy = ChaosProxy(params["remote_port"], fault)
-        began = time.monotonic()
         continued = _ask(decode, salt, _through(params, proxy), seed=3, temperature=1.0)
-        assert time.monotonic() - began < 30
         proxy.close()
         assert _words(continued) == _words(whole)
         assert _cached(continued) < _TOKENS // _BLOCK * _BLOCK
@@ -175,9 +172,7 @@ def test_a_prefill_engine_that_stands_still(servers: tuple[Server, Server]) -> N
         stopped.send_signal(signal.SIGSTOP)
         try:
             until(lambda: stopped.status() == psutil.STATUS_STOPPED)
-            began = time.monotonic()
             continued = _ask(decode, salt, params)
-            assert time.monotonic() - began < 30
         finally:
             stopped.send_signal(signal.SIGCONT)
         assert _words(continued) == _words(whole)
@@ -254,7 +249,7 @@ def test_a_stream_that_is_handed_over(servers: tuple[Server, Server]) -> None:
         shown = "".join(json.loads(one)["choices"][0]["text"] for one in events)
         assert shown == ("" if more else text[: len(shown)])
         assert bool(shown) != bool(more)
-        continued = _ask(decode, salt, json.loads(events[-1])["kv_transfer_params"], **ways, **more)
+        continued = _ask(decode, salt, _patient(json.loads(events[-1])["kv_transfer_params"]), **ways, **more)
         assert continued["choices"][0]["text"] == text
         assert _cached(continued) == _TOKENS // _BLOCK * _BLOCK
 

@@ -31,7 +31,7 @@ __all__ = ["ConnectorSuite"]
 
 _BYTES = 20_000
 _STAGING = 24
-_SOON = 20.0
+_SOON = 60.0
 """Seconds for what ends at once on an idle machine."""
 _series = itertools.count(1)
 

@@ -1,4 +1,4 @@
-"""Loads the model that drafts beside the target: `--speculate draft:MODEL`."""
+"""Loads the model that drafts beside the target: `--speculate draft:MODEL`. Rank 0 alone has it, whole."""
 
 from __future__ import annotations
 
@@ -103,17 +103,12 @@ class DraftCheckpoint:
 def find_draft(config: Config, target: Checkpoint, device: Device) -> DraftCheckpoint | None:
     """The checkpoint of the method `draft`, which has been compared with the target; None for other methods.
 
-    Raises ConfigError that names both models if their vocabularies differ or there are several ranks, and what
-    `open_checkpoint`, `load_tokenizer` and `resolve` raise.
+    Raises ConfigError that names both models if their vocabularies differ, and what `open_checkpoint`,
+    `load_tokenizer` and `resolve` raise.
     """
     path = config.scheduler.draft_model
     if path is None or config.scheduler.speculate != f"{DRAFT}:{path}":
         return None
-    if config.parallel.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"--speculate draft:{path}: a draft model needs tensor_parallel_size 1, and it is "
-            f"{config.parallel.tensor_parallel_size}: choose another method"
-        )
     checkpoint = open_checkpoint(path)
     _compare(target, checkpoint)
     # Two blocks: only the layout counts here.

@@ -297,7 +297,8 @@ class OptionalOps(Protocol):
         Their first token is the last known one, at position length - 1, the others are drafts (without a draft any
         token): the first columns of `drafts` [S, N], of which those behind a sequence's own are not read. `batch` and
         `position` [R] hold upper bounds, which the block table covers; blocks have `size` tokens.
-        The length becomes history[slot, -1].
+        The length becomes history[slot, -1]. The step may end behind the last draft of the last sequence: nothing
+        reads what is computed for further tokens.
         """
 
     def accept(self, batch: Batch, lengths: Tensor, drafts: Tensor, tokens: Tensor, history: Tensor) -> Tensor:

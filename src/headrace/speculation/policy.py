@@ -119,12 +119,15 @@ class SpeculationPolicy:
             drafts[owner] += 1
         return drafts
 
-    def settle(self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0) -> float:
+    def settle(
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
+    ) -> float:
         """Learn from a step that was chosen: the tokens that its sequences got, the device's time for it, and the
-        seconds that making its drafts has taken. Returns the seconds that its drafts have gained, below 0 for a
-        loss."""
+        seconds that making its drafts has taken; `whole`: it had all tokens that were chosen. Returns the seconds that
+        its drafts have gained, below 0 for a loss."""
         shape, total = choice.shape, choice.total
-        self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
+        if whole:
+            self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
         plain = self._plain(shape)
         if plain <= 0:
             return 0.0

@@ -152,7 +152,9 @@ class Speculator:
         for at, survival in drafts.estimates.items():
             if (right := accepted[at]) is not None:
                 self._ahead.verified(survival, drafts.choice.drafts[at], right)
-        self.policy.settle(drafts.choice, emitted, seconds)
+        # Without a draft for each of the last rows, the device may have ended the step before these.
+        whole = not drafts.tokens or len(drafts.tokens[-1]) == drafts.choice.drafts[-1]
+        self.policy.settle(drafts.choice, emitted, seconds, whole=whole)
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -168,6 +169,30 @@ class FakeModule:
             self.recorder = None
 
 
+class Effects(NamedTuple):
+    """Of an operator of torch, by its schema."""
+
+    reads_on_host: bool
+    allocates: bool
+    """And no more: `empty`."""
+    views: bool
+    """Its result shares the data of an argument."""
+    writes: tuple[tuple[int, str], ...]
+    """Positions and names of the arguments that it writes to."""
+
+
+@cache
+def effects_of(func: Any) -> Effects:
+    schema = func._schema
+    written = [s.alias_info is not None and s.alias_info.is_write for s in schema.arguments]
+    return Effects(
+        schema.name in _READS_ON_HOST,
+        schema.name.startswith("aten::empty"),
+        any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
+        tuple((at, s.name) for at, s in enumerate(schema.arguments) if written[at]),
+    )
+
+
 class Recorder(TorchDispatchMode):
     """Runs what is captured to learn its results, writes it down, and undoes what it did to tensors from outside."""
 
@@ -180,20 +205,20 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema
-        if not self._inside and schema.name in _READS_ON_HOST:
+        does = effects_of(func)
+        if not self._inside and does.reads_on_host:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nsome advice")
-        given = {s.name: a for a, s in zip(args, schema.arguments, strict=False)} | kwargs
-        changed = [s.name for s in schema.arguments if s.alias_info and s.alias_info.is_write]
-        written = [given[name] for name in changed if name in given]
-        self._remember([x for x in written if isinstance(x, torch.Tensor)])
+        written = [args[at] if at < len(args) else kwargs.get(name, does) for at, name in does.writes]
+        written = [x for x in written if x is not does]
+        if written:
+            self._remember([x for x in written if isinstance(x, torch.Tensor)])
         found = func(*args, **kwargs)
-        views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        if not views and not written:
+        if not does.views and not written:
             self._claim(found)
-        if not self._inside and not views and not schema.name.startswith("aten::empty"):
-            self._graph.steps.append(_again(lambda: func(*args, **kwargs), None if written else found))
-        self._graph.keep.append((args, kwargs, found))
+        if not self._inside:  # What is inside of an operator is made anew by each replay.
+            if not does.views and not does.allocates:
+                self._graph.steps.append(_again(lambda: func(*args, **kwargs), None if written else found))
+            self._graph.keep.append((args, kwargs, found))
         return found
 
     def operator(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -8,12 +8,12 @@ operator can change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from headrace.platforms.tpu.xla_runtime import XlaRuntime
@@ -38,8 +38,55 @@ class Tape(TorchDispatchMode):
         self.steps.append((func, args, kwargs or {}, found))
         if func is torch.ops.aten.clone.default:
             self.clones.add(id(found))
-        self.made |= {id(x) for x in pytree.tree_leaves(found) if isinstance(x, Tensor)}
+        self.made.update(map(id, tensors(found)))
         return found
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Those in an operator's arguments or results, in their order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors(one)
+
+
+class Program:
+    """A tape to run on other tensors. Where each operator finds its tensors is looked up once, when this is made:
+    hundreds of operators on tiny tensors would spend most of a run's time on that."""
+
+    def __init__(self, tape: Tape, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """`values` are what a run is given, `outputs` what it gives."""
+        self._places = {id(x): at for at, x in enumerate(values)}
+        self._steps = [self._step(*step) for step in tape.steps]
+        self._outputs = [self._places[id(x)] for x in outputs]
+
+    def run(self, given: Sequence[Tensor]) -> list[Tensor]:
+        now: list[Any] = [*given, *[None] * (len(self._places) - len(given))]
+        for func, constant, by_number, named, by_name, places in self._steps:
+            args, kwargs = list(constant), dict(named)
+            for number, source in by_number:
+                args[number] = source(now)
+            for name, source in by_name:
+                kwargs[name] = source(now)
+            for place, x in zip(places, tensors(func(*args, **kwargs)), strict=True):
+                now[place] = x
+        return [now[place] for place in self._outputs]
+
+    def _step(self, func: Any, args: Any, kwargs: Any, found: Any) -> tuple[Any, ...]:
+        by_number = [(at, self._source(x)) for at, x in enumerate(args) if any(True for _ in tensors(x))]
+        by_name = [(name, self._source(x)) for name, x in kwargs.items() if any(True for _ in tensors(x))]
+        places = [self._places.setdefault(id(x), len(self._places)) for x in tensors(found)]
+        return func, args, by_number, kwargs, by_name, places
+
+    def _source(self, x: Any) -> Callable[[list[Any]], Any]:
+        """Gives what stands in for `x`. A result may be a constant (of `lift_fresh`): it has no place before."""
+        if isinstance(x, Tensor) and id(x) in self._places:
+            return itemgetter(self._places[id(x)])
+        if isinstance(x, tuple | list):
+            parts = [self._source(one) for one in x]
+            return lambda now: [part(now) for part in parts]
+        return lambda now: x
 
 
 class FakeXla:
@@ -53,7 +100,8 @@ class FakeXla:
         self.precision = ""
         self.journal: list[tuple[Any, ...]] = []
         self._tape: Tape | None = None
-        self._graphs: dict[str, tuple[Tape, list[Tensor], list[Tensor], list[bool]]] = {}
+        self._graphs: dict[str, tuple[Tape, Program, list[bool]]] = {}
+        """The tape keeps its tensors, whose ids say which they are."""
         self._donors: set[int] = set()
         self._aliasing = False
 
@@ -112,8 +160,8 @@ class FakeXla:
         assert self._tape is not None
         taken: dict[int, Tensor] = {}
         for _, args, kwargs, _ in self._tape.steps:
-            for x in pytree.tree_leaves((args, kwargs)):
-                if isinstance(x, Tensor) and id(x) not in self._tape.made:
+            for x in tensors([*args, *kwargs.values()]):
+                if id(x) not in self._tape.made:
                     taken[id(x)] = x
         return list(taken), list(taken.values())
 
@@ -122,7 +170,8 @@ class FakeXla:
         assert self._aliasing, "donation counts only while it is asked for"
         name = f"graph{len(self._graphs)}"
         _, values = self._get_tensors_xla_device_data_node(outputs)
-        self._graphs[name] = (self._tape, values, outputs, [id(x) in self._donors for x in values])
+        program = Program(self._tape, values, outputs)
+        self._graphs[name] = (self._tape, program, [id(x) in self._donors for x in values])
         return name
 
     def _xla_warm_up_cache(self, outputs: list[Tensor], devices: list[str]) -> None:
@@ -133,18 +182,8 @@ class FakeXla:
             failure, self.failure = self.failure, None
             raise failure
         self.runs += 1
-        tape, values, outputs, donated = self._graphs[name]
-        now = {id(old): new for old, new in zip(values, given, strict=True)}
-
-        def current(x: Any) -> Any:
-            return now.get(id(x), x) if isinstance(x, Tensor) else x
-
-        for func, args, kwargs, found in tape.steps:
-            again = func(*pytree.tree_map(current, args), **pytree.tree_map(current, kwargs))
-            for old, new in zip(pytree.tree_leaves(found), pytree.tree_leaves(again), strict=True):
-                if isinstance(old, Tensor):
-                    now[id(old)] = new
-        made = [now[id(x)].clone() for x in outputs]
+        _, program, donated = self._graphs[name]
+        made = [x.clone() for x in program.run(given)]
         for x, gone in zip(given, donated, strict=True):
             if gone:
                 x.fill_(77 if not x.is_floating_point() else torch.nan)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 __all__ = ["TerminalSession", "terminal_session"]
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a text that does not come fails the test."""
 _TAKE_TERMINAL = """
 import os, sys

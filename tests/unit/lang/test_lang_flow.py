@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
+from counted_lines import counted
 from lang_fakes import FakeBackend
 
 from headrace import lang as hl
@@ -195,8 +194,7 @@ def test_only_so_many_are_under_way_at_once() -> None:
 
 
 def test_large_plans_cost_little() -> None:
-    """The flow of many generations, each behind a call, is found in work that grows with their number. Counted in
-    lines run: unlike times, they are the same on every machine."""
+    """The flow of many generations, each behind a call, is found in work that grows with their number."""
 
     def lines_run(number: int) -> int:
         @hl.program
@@ -206,19 +204,8 @@ def test_large_plans_cost_little() -> None:
                 one.gen(f"x{at}", max_tokens=1)
                 hl.call("note", number=at)
 
-        plan, lines = many.compile(), 0
-
-        def count(frame: FrameType, event: str, value: Any) -> Any:
-            nonlocal lines
-            lines += event == "line"
-            return count
-
-        before = sys.gettrace()
-        sys.settrace(count)
-        try:
-            flow = DataFlow(plan).of(plan.body)
-        finally:
-            sys.settrace(before)
+        plan = many.compile()
+        flow, lines = counted(lambda: DataFlow(plan).of(plan.body))
         assert flow is not None
         assert max(len(step.needs) for step in flow) <= 8
         return lines

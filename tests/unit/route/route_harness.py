@@ -20,7 +20,7 @@ from headrace.route.router_app import RouterApp, RouterState
 from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.http_server import make_server
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 TIMES = WatchTimes(0.01, 0.25)
 
 

@@ -21,7 +21,7 @@ async def steps(count: int) -> None:
 
 async def is_cancelled(task: asyncio.Task[None]) -> bool:
     task.cancel()
-    await asyncio.wait({task}, timeout=0.5)
+    await asyncio.wait({task}, timeout=60)
     found = task.cancelled()
     task.cancel()
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from counted_lines import counted
 from server_fakes import MODEL, Served, events, fault, serve_fake
 
 from headrace import lang as hl
@@ -266,9 +266,8 @@ def test_a_hostile_plan_is_refused_with_its_node(name: str):
     content = json.dumps({"plan": found}).encode()
     headers = {"content-type": "application/json"}
     asyncio.run(served.http.get("/v1/programs"))  # The language is loaded.
-    before = time.process_time()
-    response = asyncio.run(served.http.post("/v1/programs", content=content, headers=headers))
-    assert time.process_time() - before < 1, "refusing it costs little"
+    response, lines = counted(lambda: asyncio.run(served.http.post("/v1/programs", content=content, headers=headers)))
+    assert lines < 2_000_000, "refusing it costs little"
     if not node:  # The engine compiles constraints, and refuses them itself.
         return
     error = fault(response, 400)

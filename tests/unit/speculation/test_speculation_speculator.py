@@ -122,6 +122,20 @@ def test_drafts_behind_tokens_in_flight_are_judged_by_their_own_results(right: b
     assert sum(made[-10:]) == 60 if right else sum(made[-10:]) <= 2, "what failed is tried again rarely"
 
 
+def test_the_time_of_a_step_that_may_have_ended_early_is_not_learnt() -> None:
+    """The device had drafts for none of the rows, or for one of them."""
+    speculator = started()
+    speculator.extend("s", [1, 2, 3] * 4)
+    for _ in range(3):
+        speculator.settle(speculator.draft(StepShape(1, 1), []), [], 1, seconds(1))
+    for made in (0, 1, 0, 1):
+        drafts = speculator.draft(StepShape(1, 1), [DraftRow("s", 6, 9, ahead=4)])
+        total = drafts.choice.total
+        speculator.settle(drafts._replace(tokens=[drafts.tokens[0][:made]]), [made], 1 + made, seconds(1 + made))
+        assert total > 1
+        assert not speculator.policy.cost.known(1 + total)
+
+
 def test_without_a_guess_nothing_is_asked_of_the_device() -> None:
     speculator = started()
     speculator.extend("s", [7])

@@ -28,7 +28,7 @@ def disk(folder: Path, limit: int = 1 << 30, layout: bytes = LAYOUT, size: int =
     return DiskTier(folder, limit, layout, size, 16)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """Wait for a state of another thread."""
     end = time.monotonic() + seconds
     while not condition():

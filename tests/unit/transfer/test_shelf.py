@@ -119,13 +119,13 @@ def test_a_payload_of_another_size() -> None:
 def test_a_reader_waits(closes: bool) -> None:
     shelf = Shelf(memoryview(bytearray(_SLOT)), _SLOT, _LAYOUT, 9, lease=10.0)
     found: list[object] = []
-    waits = threading.Thread(target=lambda: found.append(shelf.take(_name(1), wait=60.0)))
+    waits = threading.Thread(target=lambda: found.append(shelf.take(_name(1), wait=600.0)))
     waits.start()
     if closes:
         shelf.close()
     else:
         shelf.put(_name(1), 0, 16, _payload(1))
-    waits.join(30)
+    waits.join(300)
     assert not waits.is_alive()
     assert (found[0] is None) == closes
 

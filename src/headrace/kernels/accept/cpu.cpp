@@ -20,12 +20,14 @@ HR_KERNEL(accept) {
         while (row < rows && a->rows[row] < a->query_start[s]) row++;
         if (a->lengths[s] < -1) continue;
         int64_t slot = a->slots[s], drafts = a->query_start[s + 1] - a->query_start[s] - 1;
-        if (slot < 0 || slot >= a->history_rows || drafts > a->most || row + drafts >= rows) {
+        const int32_t *draft = a->drafts + s * a->most;
+        while (count[1] < drafts && count[1] < a->most && draft[count[1]] >= 0) count[1]++;
+        // The step may have ended behind the last draft: see `place`.
+        if (slot < 0 || slot >= a->history_rows || drafts > a->most || row + count[1] >= rows) {
             *ctx->error = HR_ERROR_INDEX;
+            count[1] = 0;
             continue;
         }
-        const int32_t *draft = a->drafts + s * a->most;
-        while (count[1] < drafts && draft[count[1]] >= 0) count[1]++;
         while (count[0] < count[1] && draft[count[0]] == a->tokens[row + count[0]]) count[0]++;
         count[0]++;
         a->history[(slot + 1) * a->history_width - 1] += count[0];

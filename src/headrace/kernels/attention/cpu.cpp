@@ -29,12 +29,14 @@ struct Plan {
     int64_t seq = 0, members = 0, shared = 0;  // the current bundle, and the segments that all its members see
     int64_t base = 0, units = 0, common = 0, parts = 1, tiles = 0, slot = 0, taken = 0;
 
-    int64_t tokens(int64_t s) const { return a->query_start[s + 1] - a->query_start[s]; }
+    int64_t tokens(int64_t s) const { return Extent(a, ctx, s).count; }
     int64_t first_segment(int64_t s) const {
-        int64_t p = a->context_lens[s] - tokens(s);
+        Extent e(a, ctx, s);
+        int64_t p = e.context - e.count;
         return a->window > 0 && p - a->window + 1 > 0 ? (p - a->window + 1) / SEGMENT : 0;
     }
-    int64_t segments(int64_t s) const { return (a->context_lens[s] + SEGMENT - 1) / SEGMENT - first_segment(s); }
+    int64_t context(int64_t s) const { return Extent(a, ctx, s).context; }
+    int64_t segments(int64_t s) const { return (context(s) + SEGMENT - 1) / SEGMENT - first_segment(s); }
     int64_t seqs() const { return ctx->sizes[HR_S]; }
     // Slots for partial states of sequence s: one per segment, head and row.
     int64_t states(int64_t s) const { return segments(s) * heads * tokens(s) * a->sub_rows; }
@@ -107,7 +109,7 @@ private:
     }
     // Number of complete segments, at most `most`, in the blocks that the tables of s and t have in common.
     int64_t alike(int64_t s, int64_t t, int64_t most) const {
-        int64_t width = ctx->sizes[HR_TABLE], whole = a->context_lens[t] / SEGMENT, n = 0;
+        int64_t width = ctx->sizes[HR_TABLE], whole = context(t) / SEGMENT, n = 0;
         if (whole < most) most = whole;
         const int32_t *x = a->block_tables + s * width, *y = a->block_tables + t * width;
         while (n * a->kv.block_size < most * SEGMENT && x[n] == y[n]) n++;
@@ -118,7 +120,7 @@ private:
     void gather() {
         members = 1, shared = taken = 0;
         if (a->window > 0 || tokens(seq) != 1) return;
-        int64_t need = states(seq), most = a->context_lens[seq] / SEGMENT;
+        int64_t need = states(seq), most = context(seq) / SEGMENT;
         for (int64_t t = seq + 1; most > 0 && t < seqs() && tokens(t) == 1; t++) {
             int64_t n = alike(seq, t, most);
             need += states(t);

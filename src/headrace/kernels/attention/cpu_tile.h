@@ -25,6 +25,19 @@ typedef attention_args Args;
 constexpr int64_t SEGMENT = 256, GROUPS = SEGMENT / 16, TILE_ROWS = 48, BLOCK = 2 * MR, MAX_ROWS = TILE_ROWS + MR;
 constexpr float NOTHING = -1e30f;  // the maximum of a row before its first key: finite, so that differences are finite
 
+// The tokens of a sequence that the step computes: it may end before the last ones (see `place`), which then are not in
+// the cache either.
+struct Extent {
+    int64_t begin, count, context;
+
+    Extent(const Args *a, const hr_ctx *ctx, int64_t s) {
+        int64_t end = a->query_start[s + 1], cut = end > ctx->sizes[HR_T] ? end - ctx->sizes[HR_T] : 0;
+        begin = a->query_start[s];
+        count = end - cut - begin;
+        context = a->context_lens[s] - cut;
+    }
+};
+
 struct Scratch {
     uint32_t *q, *p, *panels;
     float *s, *out;
@@ -50,6 +63,7 @@ struct Tile {
     const Args *a;
     const hr_kv *kv;
     bool pairs;
+    Extent extent;  // of sequence seq
     int64_t seq, kv_head, head0, heads, tokens, padded, rows, steps, ldq, ldp;
     int32_t token[TILE_ROWS], place[TILE_ROWS];  // rows of q, and positions in their sequences, of the tile's tokens
     const int32_t *table;
@@ -60,11 +74,11 @@ struct Tile {
     // Tokens of one sequence.
     Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head, int64_t tile, int64_t tile_tokens)
         : Tile(args, ctx, s, head) {
-        int64_t begin = a->query_start[s], n = a->query_start[s + 1] - begin, from = tile * tile_tokens;
+        int64_t n = extent.count, from = tile * tile_tokens;
         tokens = n - from < tile_tokens ? n - from : tile_tokens;
         for (int64_t i = 0; i < tokens; i++) {
-            token[i] = (int32_t)(begin + from + i);
-            place[i] = (int32_t)(a->context_lens[s] - n + from + i);
+            token[i] = (int32_t)(extent.begin + from + i);
+            place[i] = (int32_t)(extent.context - n + from + i);
         }
         load_queries();
     }
@@ -74,17 +88,16 @@ struct Tile {
         tokens = members;
         for (int64_t i = 0; i < tokens; i++) {
             token[i] = a->query_start[s + i];
-            place[i] = a->context_lens[s + i] - 1;
+            place[i] = (int32_t)Extent(a, ctx, s + i).context - 1;
         }
         load_queries();
     }
 
     // Only token i of the sequence, to join the states of its rows: its query isn't loaded.
     void select(int64_t i) {
-        int64_t begin = a->query_start[seq], n = a->query_start[seq + 1] - begin;
         tokens = 1, rows = heads;
-        token[0] = (int32_t)(begin + i);
-        place[0] = (int32_t)(a->context_lens[seq] - n + i);
+        token[0] = (int32_t)(extent.begin + i);
+        place[0] = (int32_t)(extent.context - extent.count + i);
     }
     const float *query(int64_t r) const {
         return a->q + ((int64_t)token[r / heads] * a->q_heads + head0 + r % heads) * kv->dim;
@@ -98,7 +111,7 @@ struct Tile {
     int64_t first_segment() const { return start(0) / SEGMENT; }
 
     Tile(const Args *args, hr_ctx *ctx, int64_t s, int64_t head)
-        : a(args), kv(&args->kv), pairs(panel_pairs(&args->kv)), seq(s), m(args, ctx->scratch) {
+        : a(args), kv(&args->kv), pairs(panel_pairs(&args->kv)), extent(args, ctx, s), seq(s), m(args, ctx->scratch) {
         int64_t group = a->q_heads / kv->heads, sub = head % a->subs;
         kv_head = head / a->subs;
         head0 = kv_head * group + sub * a->sub_rows;
@@ -194,7 +207,7 @@ struct Tile {
         keys[i] = panel_of(kv, kv->keys + offset, true, room);
         room += 16 * padded;
         values[i] = panel_of(kv, kv->values + offset, false, room);
-        int64_t present = a->context_lens[seq] - position;
+        int64_t present = extent.context - position;
         if (present < 16) values[i] = clear_absent(values[i], padded, pairs, present, room);
         if (kv->key_scales) {
             int64_t scales = hr_kv_scales(kv, block, kv_head, within);

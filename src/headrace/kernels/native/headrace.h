@@ -41,7 +41,7 @@ typedef struct hr_dim {
 } hr_dim;
 
 typedef struct hr_ctx {
-    const int32_t *sizes;   // [HR_NUM_SIZES]
+    int32_t *sizes;         // [HR_NUM_SIZES], of this job; one part may lower T and R for the operators behind its own
     int32_t part, parts;
     int32_t phase;          // 0 at first; see hr_again
     int32_t again;

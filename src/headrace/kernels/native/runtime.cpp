@@ -84,7 +84,7 @@ struct Team {
     std::atomic<u32> active{0};  // the last turn that has parts to run
     int32_t phase = 0;
     Op *op = nullptr, *last = nullptr;
-    const int32_t *sizes = nullptr;
+    int32_t *sizes = nullptr;
     std::atomic<bool> ended{false};
     bool profile = false;
     alignas(64) std::atomic<int> parts_done{0};

@@ -1,4 +1,6 @@
-// Puts the rows of sequences whose length only the device knows at their positions, with their drafts as tokens.
+// Puts the rows of sequences whose length only the device knows at their positions, with their drafts as tokens. If the
+// last sequence has fewer drafts than rows for them, the step ends behind its last draft: the operators behind this one
+// see fewer tokens and rows. What they would have computed for the others is never read.
 #include "headrace.h"
 
 struct place_args {
@@ -48,4 +50,11 @@ HR_KERNEL(place) {
         bool placed = t >= 0 && t < tokens && a->lengths[a->token_seq[t]] >= -1;
         a->new_position[r] = placed ? a->new_positions[t] + 1 : a->position[r];
     }
+    int64_t last = ctx->sizes[HR_S] - 1;
+    if (last < 0 || a->lengths[last] < -1 || a->query_start[last + 1] != tokens) return;
+    int64_t end = a->query_start[last] + 1;
+    for (const int32_t *draft = a->drafts + last * a->most; end < tokens && *draft >= 0; draft++) end++;
+    while (rows > 0 && a->rows[rows - 1] >= end) rows--;
+    ctx->sizes[HR_T] = (int32_t)end;
+    ctx->sizes[HR_R] = (int32_t)rows;
 }
