@@ -5,6 +5,11 @@ python ci/narrow_text.py persons.txt
 headrace train-drafter smollm2 --method eagle3 --text persons.txt --out head --answers 1600 --batch 2 --rate 1e-3 \\
     --draft-vocabulary 2048
 python ci/draft_speed.py --speculate eagle3:head --answers head/training/answers.jsonl --requests 40 --temperature 0 0.7
+
+The same answers for a block drafter:
+
+headrace train-drafter smollm2 --method dflash --text persons.txt --out block --answers-from head --answers 1600 \\
+    --epochs 3 --batch 2 --rate 3e-3 --drafts 5 --draft-vocabulary 2048
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from headrace.cli import training_view
 from headrace.cli.main import main
 from headrace.kernels.sample.philox import gumbel
 from headrace.options import make_config
+from headrace.training import drafter_training
 from headrace.training.answers import load_answers
 from headrace.training.target_reader import TargetReader
 
@@ -58,19 +59,20 @@ def trained(tiny_llama: Path, text: Path, tmp_path_factory: pytest.TempPathFacto
 def test_a_head_is_written(method: str, trained: Path) -> None:
     found = load_file(trained / method / "model.safetensors")
     config = json.loads((trained / method / "config.json").read_text())
-    assert (config["hidden_size"], config["vocab_size"]) == (32, VOCAB)
+    layers = config["transformer_layer_config"] if method == "dflash" else config
+    assert (layers["hidden_size"], layers["vocab_size"]) == (32, VOCAB)
     name = {
         "eagle3": "midlayer.self_attn.q_proj.weight",
         "mtp": "model.layers.2.self_attn.q_proj.weight",
         "dflash": "layers.0.self_attn.q_proj.weight",
     }[method]
-    heads = config["num_attention_heads"] * config["head_dim"]
+    heads = layers["num_attention_heads"] * layers["head_dim"]
     assert found[name].shape == (heads, 64 if method == "eagle3" else 32)
     assert all(tensor.isfinite().all() for tensor in found.values())
-    if method == "eagle3":
+    if method != "mtp":
         assert len(found["d2t"]) == config["draft_vocab_size"] == 64
     if method == "dflash":
-        assert config["dflash_config"]["mask_token_id"] == 3
+        assert config["mask_token_id"] == 3
     facts = json.loads((trained / method / "training.json").read_text())
     assert facts["steps"] == 16
     assert facts["settings"]["method"] == method
@@ -167,6 +169,16 @@ def test_answers_that_are_there_are_kept(trained: Path, tiny_llama: Path, text: 
     assert (out / "model.safetensors").read_bytes() == (trained / "mtp" / "model.safetensors").read_bytes()
 
 
+def test_answers_of_another_method_are_taken(
+    trained: Path, tiny_llama: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model answers nothing, and the head is the one of answers of its own."""
+    monkeypatch.setattr(drafter_training, "write_answers", None)
+    assert train(tiny_llama, text, tmp_path / "head", "mtp", "--answers-from", str(trained / "eagle3")) == 0
+    for name in ("model.safetensors", "training.json", "training/answers.jsonl"):
+        assert (tmp_path / "head" / name).read_bytes() == (trained / "mtp" / name).read_bytes(), name
+
+
 def wrong(capsys: pytest.CaptureFixture[str], model: Path, arguments: Sequence[str]) -> str:
     assert main(["train-drafter", str(model), *arguments, *ENGINE]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -189,6 +201,7 @@ def wrong(capsys: pytest.CaptureFixture[str], model: Path, arguments: Sequence[s
         (["--answer-tokens", "500"], "--answer-tokens 500: of the model's context of 512 tokens it leaves 12"),
         (["--answer-tokens", "3"], "the answers are too short: 0 of 32 can be trained on and 0 held out"),
         (["--rate", "2"], "--rate 2: a number between 0 and 1"),
+        (["--answers-from", "{here}"], "--answers-from {here}: no head was trained there, so it has no answers"),
         (["--seed", "-1"], "--seed -1: at least 0"),
         (["--tensor-parallel-size", "2"], "a head is trained on one rank: leave out --tensor-parallel-size"),
     ],
@@ -197,9 +210,10 @@ def test_wrong_inputs(
     more: list[str], why: str, tiny_llama: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "short.txt").write_text("A text. " * 60)
-    given = [one.format(short=tmp_path / "short.txt", here=tmp_path) for one in more]
+    places = {"short": tmp_path / "short.txt", "here": tmp_path}
+    given = [one.format(**places) for one in more]
     base = ["--method", "eagle3", "--text", str(text), "--out", str(tmp_path / "new"), *SIZES]
-    assert why in wrong(capsys, tiny_llama, [*base, *given])
+    assert why.format(**places) in wrong(capsys, tiny_llama, [*base, *given])
     # Answers were made before it was known that they are too short.
     assert (tmp_path / "new").exists() == ("too short" in why)
 

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.models.decoder import DecoderWeights
 from headrace.training.answers import Answer
 from headrace.training.head_layers import attend
-from headrace.training.make_head import last_layer, make_head, tables_of
+from headrace.training.make_head import last_layers, make_head, tables_of
 from headrace.training.settings import TrainingSettings
 
 ANSWERS = [Answer([4, 5, 6], [7, 8, 7, 9, 7, 8], 0.0, 1, False)]
@@ -29,8 +29,8 @@ def target(variant: str, path: Path) -> tuple[Any, Checkpoint, DecoderWeights]:
     return model, checkpoint, checkpoint.build(ops, 1).weights
 
 
-def head(method: str, checkpoint: Checkpoint, weights: DecoderWeights) -> Any:
-    settings = TrainingSettings("m", method, "", 1, 8, 1, 1, 2, 32, 1, 1e-3, 0, {})
+def head(method: str, checkpoint: Checkpoint, weights: DecoderWeights, layers: int = 1, size: int = 32) -> Any:
+    settings = TrainingSettings("m", method, "", 1, 8, 1, 1, 2, size, layers, 1e-3, 0, {})
     return make_head(settings, checkpoint, weights, ANSWERS, TOKENIZER)
 
 
@@ -61,15 +61,45 @@ def test_eagle3_starts_from_a_plain_layer_alone(tmp_path: Path) -> None:
         (tmp_path / variant).mkdir()
         _, checkpoint, weights = target(variant, tmp_path / variant)
         made = head("eagle3", checkpoint, weights)
-        found = last_layer(checkpoint, weights, with_norms=False)
-        assert (found is not None) == known
-        if found is not None:
-            assert torch.equal(made.midlayer.mlp.up_proj.weight, found["mlp.up_proj.weight"])
+        found = last_layers(checkpoint, weights, 1, with_norms=False)
+        assert len(found) == known
+        for last in found:
+            assert torch.equal(made.midlayer.mlp.up_proj.weight, last["mlp.up_proj.weight"])
             half = made.midlayer.self_attn.q_proj.weight[:, 64:]
-            assert torch.equal(half, found["self_attn.q_proj.weight"])
+            assert torch.equal(half, last["self_attn.q_proj.weight"])
         tables = tables_of(checkpoint, weights)
         assert torch.equal(made.lm_head.weight, tables.head[made.ids])
         assert len(made.ids) == 32
+
+
+@pytest.mark.parametrize(("variant", "layers"), [("llama", 2), ("qwen3", 1), ("llama", 5), ("gemma3", 1)])
+def test_dflash_starts_from_the_last_layers(variant: str, layers: int, tmp_path: Path) -> None:
+    """In their order; those that the target lacks, and all of another family's, stay random."""
+    model, checkpoint, weights = target(variant, tmp_path)
+    made = head("dflash", checkpoint, weights, layers)
+    stored = [dict(layer.named_parameters()) for layer in model.model.layers]
+    for own, known in zip(list(made.layers)[::-1], stored[::-1], strict=False):
+        for name, parameter in own.named_parameters():
+            if name in known:
+                assert torch.equal(parameter, known[name]) == (variant != "gemma3"), name
+    if variant == "llama":
+        attention = made.layers[-1].self_attn
+        x = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            for kind in "qk":
+                found = made.layers[-1].input_layernorm(x) @ getattr(attention, f"{kind}_proj").weight.T
+                size = getattr(attention, f"{kind}_norm").weight
+                torch.testing.assert_close(found.pow(2).mean().sqrt().expand(len(size)), size, rtol=0.05, atol=0)
+    if variant != "gemma3":
+        assert torch.equal(made.norm.weight, model.model.norm.weight)
+        assert made.fc.weight[:, -64:].diagonal().mean() > 0.9
+
+
+@pytest.mark.parametrize(("size", "own"), [(32, True), (160, False), (8192, False)])
+def test_a_draft_vocabulary_as_large_as_the_targets_is_none(size: int, own: bool, tmp_path: Path) -> None:
+    _, checkpoint, weights = target("llama", tmp_path)
+    made = head("dflash", checkpoint, weights, size=size)
+    assert ("draft_vocab_size" in made.settings()) == own == ("d2t" in made.tensors())
 
 
 def test_tables_have_the_scale_and_the_cap_of_the_family(tmp_path: Path) -> None:

@@ -24,6 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--text", required=True, type=Path, metavar="PATH", help="a UTF-8 file, or a directory of such files")
     add("--out", required=True, type=Path, metavar="DIR", help="where the head is written: an empty directory")
     add("--resume", action="store_true", help="go on with the training that was begun in --out")
+    add(
+        "--answers-from",
+        type=Path,
+        metavar="DIR",
+        help="take the answers of another head of the same model and text, and make only those that are missing",
+    )
     add("--accept-terms", action="store_true", help="accept the terms of a model that has some")
     group = parser.add_argument_group("training")
     add = group.add_argument
@@ -39,7 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, default=4, metavar="N", help="answers of a step (default: 4)")
     add("--rate", type=float, default=6e-4, metavar="X", help="the highest learning rate (default: 6e-4)")
     add("--drafts", type=int, metavar="K", help="tokens of a draft (default: eagle3 and mtp: 3, dflash: 7)")
-    add("--draft-vocabulary", type=int, default=8192, metavar="N", help="tokens that eagle3 can draft (default: 8192)")
+    add(
+        "--draft-vocabulary",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="tokens that eagle3 and dflash can draft (default: 8192)",
+    )
     add("--layers", type=int, default=2, metavar="N", help="layers of dflash (default: 2)")
     add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
     add_engine_options(parser)
@@ -71,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         engine={name: str(value) for name, value in options.items()},
     )
     with terminal_view() as view:
-        finished = train_drafter(settings, texts, options, args.out, args.resume, view)
+        finished = train_drafter(settings, texts, options, args.out, args.resume, view, args.answers_from)
     if not finished:
         print(f"stopped: the same command with --resume goes on in {args.out}")
         return _INTERRUPTED

@@ -18,7 +18,16 @@ from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.tokenizer import Tokenizer
 from headrace.types import SamplingParams
 
-__all__ = ["FEWEST", "TEMPERATURE", "Answer", "PromptMaker", "load_answers", "write_answers"]
+__all__ = [
+    "FEWEST",
+    "TEMPERATURE",
+    "Answer",
+    "PromptMaker",
+    "complete_lines",
+    "load_answers",
+    "parse_answers",
+    "write_answers",
+]
 
 TEMPERATURE = 0.7
 FEWEST = 32
@@ -122,10 +131,19 @@ def load_answers(file: Path) -> list[Answer]:
     """The answers of a file; a last line that was not written to its end is cut off the file. Raises CheckpointError
     for another content."""
     data = file.read_bytes()
-    complete = data[: data.rfind(b"\n") + 1]
+    complete = complete_lines(data)
     if len(complete) < len(data):
         file.write_bytes(complete)
+    return parse_answers(complete, file)
+
+
+def complete_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
+
+
+def parse_answers(lines: bytes, file: Path) -> list[Answer]:
+    """The answers of the lines of `file`. Raises CheckpointError for another content."""
     try:
-        return [Answer(**json.loads(line)) for line in complete.splitlines()]
+        return [Answer(**json.loads(line)) for line in lines.splitlines()]
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file}: not the answers that a training has written: {error}") from None

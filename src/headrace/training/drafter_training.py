@@ -16,6 +16,7 @@ from headrace.llm import LLM
 from headrace.options import make_config
 from headrace.tokenization.tokenizer import load_tokenizer
 from headrace.training.answers import Answer, PromptMaker, load_answers, write_answers
+from headrace.training.answers_from import check_source, take_answers
 from headrace.training.head_files import round_weights, write_head
 from headrace.training.make_head import make_head
 from headrace.training.settings import TrainingSettings, settle
@@ -49,8 +50,10 @@ def train_drafter(
     out: Path,
     resume: bool,
     view: TrainingView,
+    source: Path | None = None,
 ) -> bool:
-    """True at the end, False if the view has stopped it. `options`: the engine's, by name.
+    """True at the end, False if the view has stopped it. `options`: the engine's, by name; `source`: the directory of
+    another head, whose answers are taken.
 
     Raises ConfigError, and what loading the model and answering raise.
     """
@@ -62,8 +65,12 @@ def train_drafter(
     path = resolve_model(settings.model)
     checkpoint = open_checkpoint(path)
     maker = _prompt_maker(settings, texts, options, checkpoint)
+    if source is not None:
+        check_source(settings, source)
     # After all checks: what is refused leaves no directory behind.
     folder = settle(settings, out, resume)
+    if source is not None:
+        take_answers(source, folder, settings.answers)
     answers = _answers(settings, maker, options, checkpoint, folder, view)
     tokens = sum(len(one.tokens) for one in answers)
     view.say(f"{len(answers)} answers with {tokens} tokens")

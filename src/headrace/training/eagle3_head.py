@@ -7,7 +7,7 @@ step's g; logits = lm_head(norm(u)) over a reduced vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.training.chain_head import ChainHead, DraftLayer
 from headrace.training.head_layers import HeadShape, Norm, linear
-from headrace.training.training_head import Example, TargetTables
+from headrace.training.training_head import Example, TargetTables, vocabulary_tables
 
 __all__ = ["Eagle3Head"]
 
@@ -63,27 +63,25 @@ class Eagle3Head(ChainHead):
         return self.lm_head(self.norm(mixed)), mixed
 
     @torch.no_grad()
-    def warm_start(self, layers: Mapping[str, Tensor]) -> None:
+    def warm_start(self, layers: Sequence[Mapping[str, Tensor]]) -> None:
         """Start as the target's last layer over the latest of the three features; the embedding's half of the
         attention and the other features keep their small random values."""
-        hidden = self.shape.hidden
+        hidden, last = self.shape.hidden, layers[-1]
         self.fc.weight[:, -hidden:] += torch.eye(hidden)
         for name, parameter in self.midlayer.named_parameters():
-            if name in layers:
+            if name in last:
                 part = (
                     parameter[:, hidden:]
                     if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
                     else parameter
                 )
-                part.copy_(layers[name])
-        self.midlayer.hidden_norm.weight.copy_(layers["input_layernorm.weight"])
-        self.norm.weight.copy_(layers["norm.weight"])
+                part.copy_(last[name])
+        self.midlayer.hidden_norm.weight.copy_(last["input_layernorm.weight"])
+        self.norm.weight.copy_(last["norm.weight"])
 
     def tensors(self) -> dict[str, Tensor]:
-        known = torch.zeros(self.shape.vocab, dtype=torch.bool)
-        known[self._ids] = True
-        tables = {"d2t": self._ids - torch.arange(len(self._ids)), "t2d": known}
-        return {**{name: tensor.detach() for name, tensor in self.named_parameters()}, **tables}
+        own = {name: tensor.detach() for name, tensor in self.named_parameters()}
+        return {**own, **vocabulary_tables(self._ids, self.shape.vocab)}
 
     def settings(self) -> dict[str, Any]:
         shape = self.shape

@@ -11,7 +11,7 @@ import torch
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.errors import ConfigError
 from headrace.models.config import DecoderConfig
-from headrace.models.decoder import DecoderWeights
+from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.tokenization.tokenizer import Tokenizer
 from headrace.training.answers import Answer
 from headrace.training.dflash_head import DFlashHead
@@ -21,7 +21,7 @@ from headrace.training.mtp_head import MTPHead
 from headrace.training.settings import TrainingSettings
 from headrace.training.training_head import TargetTables, TrainingHead
 
-__all__ = ["draft_vocabulary", "last_layer", "make_head", "tables_of", "unused_token"]
+__all__ = ["draft_vocabulary", "last_layers", "make_head", "tables_of", "unused_token"]
 
 Tensor = torch.Tensor
 
@@ -38,17 +38,19 @@ def make_head(
     tables = tables_of(checkpoint, weights)
     generator = torch.Generator().manual_seed(settings.seed)
     head: TrainingHead
+    ids = draft_vocabulary(answers, min(settings.draft_vocabulary, shape.vocab), shape.vocab)
     if settings.method == "eagle3":
-        ids = draft_vocabulary(answers, min(settings.draft_vocabulary, shape.vocab), shape.vocab)
         head = Eagle3Head(shape, tables, ids, settings.drafts, generator)
     elif settings.method == "mtp":
         shape = _own_kind(shape, checkpoint.decoder_config, weights)
         head = MTPHead(shape, tables, settings.drafts, checkpoint.decoder_config.qk_norm, generator)
     else:
         mask = unused_token(answers, tokenizer, checkpoint.eos_token_ids)
-        head = DFlashHead(shape, tables, settings.drafts, settings.layers, mask, generator)
-    known = last_layer(checkpoint, weights, with_norms=settings.method == "mtp")
-    if known is not None:
+        own = ids if len(ids) < shape.vocab else None
+        head = DFlashHead(shape, tables, own, settings.drafts, settings.layers, mask, generator)
+    blocks = settings.method == "dflash"
+    known = last_layers(checkpoint, weights, settings.layers if blocks else 1, settings.method != "eagle3")
+    if known:
         head.warm_start(known)
     return head
 
@@ -98,12 +100,19 @@ def _is_llama(config: DecoderConfig) -> bool:
     return config.layers[-1].dense and config.activation == "silu" and not biased and not special
 
 
-def last_layer(checkpoint: Checkpoint, weights: DecoderWeights, with_norms: bool) -> Mapping[str, Tensor] | None:
-    """The last layer's tensors by a Llama checkpoint's names, and the last norm as `norm.weight`; None if it is no
-    Llama layer, or one with norms of queries and keys while the head's have none."""
-    config, layer = checkpoint.decoder_config, weights.layers[-1]
+def last_layers(
+    checkpoint: Checkpoint, weights: DecoderWeights, count: int, with_norms: bool
+) -> Sequence[Mapping[str, Tensor]]:
+    """The tensors of the target's last `count` layers, or of all if it has fewer, by a Llama checkpoint's names, each
+    with the last norm as `norm.weight`. Empty if they are no Llama layers, or have norms of queries and keys while the
+    head's have none."""
+    config = checkpoint.decoder_config
     if not _is_llama(config) or (config.qk_norm and not with_norms):
-        return None
+        return []
+    return [{**_layer(config, layer), "norm.weight": weights.norm} for layer in weights.layers[-count:]]
+
+
+def _layer(config: DecoderConfig, layer: LayerWeights) -> dict[str, Tensor]:
     q, kv = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv = layer.qkv.dequantize()
     parts = {"q": qkv[:q], "k": qkv[q : q + kv], "v": qkv[q + kv :]}
@@ -118,5 +127,4 @@ def last_layer(checkpoint: Checkpoint, weights: DecoderWeights, with_norms: bool
         "mlp.down_proj.weight": layer.down.dequantize(),
         "input_layernorm.weight": layer.input_norm,
         "post_attention_layernorm.weight": layer.mlp_norm,
-        "norm.weight": weights.norm,
     }

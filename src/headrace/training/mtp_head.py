@@ -8,7 +8,7 @@ norms of queries and keys if the target's layers have them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,12 +64,13 @@ class MTPHead(ChainHead):
         return self.tables.logits(hidden), hidden
 
     @torch.no_grad()
-    def warm_start(self, layers: Mapping[str, Tensor]) -> None:
+    def warm_start(self, layers: Sequence[Mapping[str, Tensor]]) -> None:
         """Start as the target's last layer over its final hidden states."""
+        last = layers[-1]
         self.eh_proj.weight[:, self.shape.hidden :] += torch.eye(self.shape.hidden)
         for name, parameter in self.block.named_parameters():
-            parameter.copy_(layers[name])
-        self.shared_head.norm.weight.copy_(layers["norm.weight"])
+            parameter.copy_(last[name])
+        self.shared_head.norm.weight.copy_(last["norm.weight"])
 
     def tensors(self) -> dict[str, Tensor]:
         prefix = f"model.layers.{self.shape.layers}."

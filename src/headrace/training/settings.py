@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.errors import CheckpointError, ConfigError
 
-__all__ = ["METHODS", "TrainingSettings", "digest", "settle"]
+__all__ = ["METHODS", "TrainingSettings", "difference", "digest", "read_settings", "settle"]
 
 METHODS = ("eagle3", "mtp", "dflash")
-_FILE = "settings.json"
+_FOLDER, _FILE = "training", "settings.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,23 @@ def settle(settings: TrainingSettings, out: Path, resume: bool) -> Path:
 
     Raises ConfigError that says what differs, CheckpointError for a damaged file.
     """
-    folder = out / "training"
-    file = folder / _FILE
+    folder = out / _FOLDER
     if resume:
-        _compare(settings, _read(file, out))
+        _compare(settings, out)
         return folder
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}: it is not an empty directory: choose another, or go on there with --resume")
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(asdict(settings), indent=1))
+    (folder / _FILE).write_text(json.dumps(asdict(settings), indent=1))
     return folder
 
 
-def _read(file: Path, out: Path) -> dict[str, object]:
+def read_settings(out: Path) -> dict[str, object] | None:
+    """The settings of the training that was begun in `out`; None: there was none. Raises CheckpointError for a damaged
+    file."""
+    file = out / _FOLDER / _FILE
     if not file.exists():
-        raise ConfigError(f"--resume: no training was begun in {out}: leave out --resume")
+        return None
     try:
         found = json.loads(file.read_bytes())
     except ValueError as error:
@@ -69,19 +71,29 @@ def _read(file: Path, out: Path) -> dict[str, object]:
     return found
 
 
-def _compare(settings: TrainingSettings, before: dict[str, object]) -> None:
-    now, earlier = _flat(asdict(settings)), _flat(before)
-    for name in {**now, **earlier}:
-        value = now.get(name)
-        if earlier.get(name) != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"--resume: {flag} was {earlier.get(name)!r} when the training was begun, and is {value!r} now: "
-                "give the same, or begin anew with another --out"
-            )
+def difference(now: Mapping[str, object], earlier: Mapping[str, object]) -> tuple[str, object, object] | None:
+    """(the flag, what it was earlier, what it is now) of the first setting that differs; None if all are equal."""
+    later, before = _flat(now), _flat(earlier)
+    for name in {**later, **before}:
+        if before.get(name) != later.get(name):
+            return f"--{name.replace('_', '-')}", before.get(name), later.get(name)
+    return None
 
 
-def _flat(settings: dict[str, object]) -> dict[str, object]:
+def _compare(settings: TrainingSettings, out: Path) -> None:
+    before = read_settings(out)
+    if before is None:
+        raise ConfigError(f"--resume: no training was begun in {out}: leave out --resume")
+    found = difference(asdict(settings), before)
+    if found is not None:
+        flag, earlier, value = found
+        raise ConfigError(
+            f"--resume: {flag} was {earlier!r} when the training was begun, and is {value!r} now: give the same, or "
+            "begin anew with another --out"
+        )
+
+
+def _flat(settings: Mapping[str, object]) -> dict[str, object]:
     """With the engine's options among the others. None: not given."""
     engine = settings.get("engine")
     own = {name: value for name, value in settings.items() if name != "engine"}

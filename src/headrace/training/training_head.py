@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from headrace.kernels.logits.reference import soft_capped
 from headrace.kernels.sample.philox import gumbel
 from headrace.kernels.sample.reference import GREEDY_BELOW
 
-__all__ = ["Draws", "Example", "TargetTables", "TrainingHead", "cross_entropy"]
+__all__ = ["Draws", "Example", "TargetTables", "TrainingHead", "cross_entropy", "vocabulary_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,21 @@ class TrainingHead(nn.Module, ABC):
         """What config.json holds."""
 
     @abstractmethod
-    def warm_start(self, layers: Mapping[str, Tensor]) -> None:
-        """Start from the weights of a layer of the target, by their names in a checkpoint."""
+    def warm_start(self, layers: Sequence[Mapping[str, Tensor]]) -> None:
+        """Start from the weights of the target's last layers, in their order, by their names in a checkpoint."""
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """[R]: of the draft's distribution against the target's, both given as logits [R, V]."""
-    return -(target.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    """[R]: of the draft's distribution against the target's, both given as logits [R, V]; in float32."""
+    return -(target.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)
+
+
+def vocabulary_tables(ids: Tensor, vocab: int) -> dict[str, Tensor]:
+    """The published tables of a draft vocabulary `ids` [Vd]: `d2t` int64 [Vd], what is added to a draft's number, and
+    `t2d` bool [vocab], whether a token is in it."""
+    known = torch.zeros(vocab, dtype=torch.bool)
+    known[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": known}
 
 
 class Draws:

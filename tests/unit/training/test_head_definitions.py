@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_cases import IDS, MASK, SHAPE, example, make
+from training_cases import IDS, MASK, METHODS, SHAPE, example, make
 
 from headrace.training.training_head import Draws, Example, cross_entropy
 
@@ -106,7 +106,8 @@ def dflash_block(head: Any, one: Example, anchor: int) -> list[Tensor]:
         entries = [*enumerate(context), *[(anchor + at, x) for at, x in enumerate(normed)]]
         mixed = [x + attention(layer.self_attn, normed[at], anchor + at, entries) for at, x in enumerate(rows)]
         rows = [x + mlp(layer.mlp, norm(x, layer.post_attention_layernorm.weight)) for x in mixed]
-    return [head.tables.head @ norm(x, head.norm.weight) for x in rows[1:]]
+    output = head.tables.head if head.settings().get("draft_vocab_size") is None else head.lm_head.weight
+    return [output @ norm(x, head.norm.weight) for x in rows[1:]]
 
 
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
@@ -123,12 +124,13 @@ def test_chains(method: str, prompt: int) -> None:
             assert all(len(found[step]) <= row for step in range(steps, 3))
 
 
-def test_blocks() -> None:
-    head = make("dflash", drafts=4, spread=0.3)
+@pytest.mark.parametrize("method", ["dflash", "dflash-all"])
+def test_blocks(method: str) -> None:
+    head = make(method, drafts=4, spread=0.3)
     one = example(head)
     anchors = torch.tensor([4, 9, 5])
     with torch.no_grad():
-        found = head.tables.logits(head.blocks(one, anchors))
+        found = head.logits(head.blocks(one, anchors))
         for row, anchor in enumerate(anchors.tolist()):
             wanted = torch.stack(dflash_block(head, one, anchor))
             torch.testing.assert_close(found[row], wanted, rtol=1e-3, atol=1e-4)
@@ -151,16 +153,19 @@ def test_the_loss_of_a_chain_is_that_of_its_steps() -> None:
     assert weights == pytest.approx(weight)
 
 
-def test_the_loss_of_blocks_decays_with_the_position() -> None:
-    head = make("dflash", drafts=4, spread=0.3)
+@pytest.mark.parametrize("method", ["dflash", "dflash-all"])
+def test_the_loss_of_blocks_decays_with_the_position(method: str) -> None:
+    """And counts where the sample is in the draft vocabulary."""
+    head = make(method, drafts=4, spread=0.3)
+    ids = IDS if method == "dflash" else torch.arange(SHAPE.vocab)
     one = example(head, count=12, prompt=4)
     with torch.no_grad():
         total, weights = head.loss(one, torch.Generator().manual_seed(0))
         wanted = weight = 0.0
         for anchor in range(4, 8):
             for step, logits in enumerate(dflash_block(head, one, anchor)):
-                share = math.exp(-step / 4)
-                target = torch.softmax(head.tables.head @ one.final[anchor + step], 0)
+                share = math.exp(-step / 4) * (int(one.tokens[anchor + 1 + step]) in ids.tolist())
+                target = torch.softmax(head.tables.head[ids] @ one.final[anchor + step], 0)
                 wanted -= share * float(target @ torch.log_softmax(logits, 0))
                 weight += share
     assert float(total) == pytest.approx(wanted, rel=1e-4)
@@ -168,13 +173,13 @@ def test_the_loss_of_blocks_decays_with_the_position() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("method", ["eagle3", "mtp", "dflash"])
+@pytest.mark.parametrize("method", METHODS)
 def test_agreement_is_that_of_the_drafts(method: str, temperature: float) -> None:
     """With the draw of the drafted token's position."""
     head = make(method, spread=0.3)
     one = example(head, count=20, temperature=temperature)
     drafts = {"eagle3": eagle3_draft, "mtp": mtp_draft}.get(method)
-    draws = Draws(one, IDS if method == "eagle3" else None, SHAPE.vocab)
+    draws = Draws(one, IDS if method in ("eagle3", "dflash") else None, SHAPE.vocab)
     with torch.no_grad():
         found = head.agreement(one)
         rows = []

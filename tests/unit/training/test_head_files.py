@@ -45,7 +45,8 @@ DFLASH = {
     **weights("layers.1.", attention(H), _MLP, _NORMS, _QK),
     **weights("", {"fc": (H, 5 * H), "hidden_norm": (H,), "norm": (H,)}),
 }
-LAYOUTS = {"eagle3": EAGLE3, "mtp": MTP, "dflash": DFLASH}
+_VOCABULARY = {"lm_head.weight": (20, H), "d2t": (20,), "t2d": (V,)}
+LAYOUTS = {"eagle3": EAGLE3, "mtp": MTP, "dflash": {**DFLASH, **_VOCABULARY}, "dflash-all": DFLASH}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -54,7 +55,7 @@ def test_names_and_shapes(method: str, tmp_path: Path) -> None:
     round_weights(head)
     write_head(head, tmp_path, {"steps": 3})
     found = load_file(tmp_path / "model.safetensors")
-    if method == "dflash":
+    if method.startswith("dflash"):
         # Layers 1, 1, 2, 2 and 3 of 6: each counts once.
         found["fc.weight"] = torch.cat([found["fc.weight"], torch.zeros(H, (5 - 3) * H, dtype=torch.bfloat16)], 1)
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == LAYOUTS[method]
@@ -64,14 +65,15 @@ def test_names_and_shapes(method: str, tmp_path: Path) -> None:
     assert set(kinds.values()) == {torch.bfloat16}
     for name, parameter in head.named_parameters():
         stored = f"model.layers.6.{name.removeprefix('block.')}" if method == "mtp" else name
-        if method != "dflash" or name != "fc.weight":
+        if not method.startswith("dflash") or name != "fc.weight":
             assert torch.equal(found[stored].float(), parameter), name
     assert json.loads((tmp_path / "training.json").read_text()) == {"steps": 3}
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o444 == 0o444
 
 
-def test_the_draft_vocabulary_is_stored_as_offsets(tmp_path: Path) -> None:
-    write_head(make("eagle3"), tmp_path, {})
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_the_draft_vocabulary_is_stored_as_offsets(method: str, tmp_path: Path) -> None:
+    write_head(make(method), tmp_path, {})
     found = load_file(tmp_path / "model.safetensors")
     assert (torch.arange(20) + found["d2t"]).tolist() == IDS.tolist()
     assert found["t2d"].nonzero()[:, 0].tolist() == IDS.tolist()
@@ -89,6 +91,12 @@ _COMMON = {
     "vocab_size": 40,
     "max_position_embeddings": 64,
     "dtype": "bfloat16",
+}
+_BLOCK_LAYERS = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "layer_types": ["full_attention"] * 2,
+    "attention_bias": False,
 }
 CONFIGS = {
     "eagle3": {
@@ -110,24 +118,36 @@ CONFIGS = {
         "num_nextn_predict_layers": 1,
         "tie_word_embeddings": True,
     },
-    "dflash": {
+    "dflash-all": {
         "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
+        **_BLOCK_LAYERS,
         "block_size": 4,
-        "num_hidden_layers": 2,
         "num_target_layers": 6,
-        "layer_types": ["full_attention"] * 2,
-        "attention_bias": False,
         "tie_word_embeddings": True,
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 2, 3]},
     },
+}
+SPECULATORS = {
+    "architectures": ["DFlashSpeculator"],
+    "speculators_model_type": "dflash",
+    "transformer_layer_config": {name: value for name, value in _COMMON.items() if name != "dtype"} | _BLOCK_LAYERS,
+    "block_size": 4,
+    "draft_vocab_size": 20,
+    "target_hidden_size": 16,
+    "mask_token_id": MASK,
+    "aux_hidden_state_layer_ids": [2, 3, 4],
+    "sample_from_anchor": False,
+    "sliding_window_non_causal": True,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
 }
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings(method: str, tmp_path: Path) -> None:
     write_head(make(method), tmp_path, {})
-    assert json.loads((tmp_path / "config.json").read_text()) == _COMMON | CONFIGS[method]
+    wanted = SPECULATORS if method == "dflash" else _COMMON | CONFIGS[method]
+    assert json.loads((tmp_path / "config.json").read_text()) == wanted
 
 
 def test_the_layers_whose_states_a_head_of_a_model_of_30_layers_reads() -> None:

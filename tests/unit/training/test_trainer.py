@@ -10,6 +10,7 @@ import torch
 from training_cases import METHODS, Counting, make
 
 from headrace.errors import CheckpointError
+from headrace.training import trainer as trainer_module
 from headrace.training.acceptance_report import HeldOutAcceptance
 from headrace.training.trainer import Recipe, Trainer
 
@@ -39,8 +40,11 @@ def trainer(method: str, file: Path, recipe: Recipe = RECIPE, **more: Any) -> Tr
     return Trainer(head, Counting(len(head.points)), Counting.answers(), recipe, file, **more)
 
 
+@pytest.mark.parametrize("halved", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_it_learns_what_is_easy(method: str, tmp_path: Path) -> None:
+def test_it_learns_what_is_easy(method: str, halved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With products of float32 and of bfloat16."""
+    monkeypatch.setattr(trainer_module, "_HALVED", halved)
     one = trainer(method, tmp_path / "state.pt")
     assert one.sizes == (28, 4)
     assert one.steps == 10 * 7

@@ -13,6 +13,7 @@ import torch
 from headrace.errors import CheckpointError, ConfigError
 from headrace.training.acceptance_report import HeldOutAcceptance
 from headrace.training.answers import FEWEST, Answer, PromptMaker, load_answers
+from headrace.training.answers_from import check_source, take_answers
 from headrace.training.make_head import draft_vocabulary, unused_token
 from headrace.training.settings import TrainingSettings, digest, settle
 from headrace.training.text_pieces import cut_pieces, read_texts
@@ -154,6 +155,54 @@ def test_other_settings_are_refused(changed: dict[str, Any], why: str, tmp_path:
     settle(SETTINGS, tmp_path, False)
     with pytest.raises(ConfigError, match=why):
         settle(replace(SETTINGS, **changed), tmp_path, True)
+
+
+def begun(out: Path, lines: bytes, **changed: Any) -> Path:
+    (settle(replace(SETTINGS, **changed), out, False) / "answers.jsonl").write_bytes(lines)
+    return out
+
+
+_PLAIN: dict[str, Any] = {"model": "m", "engine": {}}
+_LINES = [(json.dumps(asdict(Answer([1, 2], [3], 0.7, number, False))) + "\n").encode() for number in range(4)]
+
+
+def test_answers_of_another_head_are_taken(tmp_path: Path) -> None:
+    """With another method and recipe; a line that is being written stays there, and is not taken."""
+    other = {"method": "dflash", "epochs": 9, "batch": 1, "drafts": 1, "layers": 5, "rate": 0.5, "answers": 9}
+    source, folder = begun(tmp_path / "one", b"".join(_LINES) + b"{", **other), tmp_path / "two"
+    check_source(SETTINGS, source)
+    folder.mkdir()
+    take_answers(source, folder, 3)
+    assert (folder / "answers.jsonl").read_bytes() == b"".join(_LINES[:3])
+    take_answers(source, folder, 4)
+    assert (folder / "answers.jsonl").read_bytes() == b"".join(_LINES[:3])
+    assert (source / "training" / "answers.jsonl").read_bytes().endswith(b"{")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"model": "other"}, "--model was 'other' for these answers, and is 'm' now"),
+        ({"text": "other"}, "--text was 'other' for these answers"),
+        ({"seed": 8}, "--seed was 8 for these answers, and is 0 now: give the same, or leave out --answers-from"),
+        ({"answer_tokens": 9}, "--answer-tokens was 9"),
+        ({"engine": {"dtype": "float32"}}, "--dtype was 'float32' for these answers, and is None now"),
+    ],
+)
+def test_answers_of_something_else_are_refused(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"--answers-from {tmp_path}: {why}"):
+        check_source(replace(SETTINGS, **_PLAIN), begun(tmp_path, b"", **_PLAIN | changed))
+
+
+def test_a_directory_without_answers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no head was trained there"):
+        check_source(SETTINGS, tmp_path)
+    settle(SETTINGS, tmp_path, False)
+    with pytest.raises(ConfigError, match="no head was trained there"):
+        check_source(SETTINGS, tmp_path)
+    (tmp_path / "training" / "answers.jsonl").write_bytes(b"[]\n")
+    with pytest.raises(CheckpointError, match="not the answers that a training has written"):
+        check_source(SETTINGS, tmp_path)
 
 
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ SHAPE = HeadShape(
 )
 MASK = 39
 IDS = torch.arange(0, 40, 2)
-METHODS = ("eagle3", "mtp", "dflash")
+METHODS = ("eagle3", "mtp", "dflash", "dflash-all")
+"""dflash-all: with all tokens in place of a draft vocabulary."""
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -49,7 +50,7 @@ def make(method: str, drafts: int = 3, ids: torch.Tensor = IDS, seed: int = 3, s
     elif method == "mtp":
         head = MTPHead(SHAPE, tables(), drafts, False, generator)
     else:
-        head = DFlashHead(SHAPE, tables(), drafts, 2, MASK, generator)
+        head = DFlashHead(SHAPE, tables(), ids if method == "dflash" else None, drafts, 2, MASK, generator)
     if spread is not None:
         with torch.no_grad():
             for parameter in head.parameters():
