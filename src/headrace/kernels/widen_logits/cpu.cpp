@@ -1,5 +1,6 @@
 // Spreads logits of a reduced vocabulary over the whole one; tokens outside it get -inf.
 #include "headrace.h"
+#include "simd.h"
 
 struct widen_logits_args {
     const float *x;  // [R, narrow]
@@ -10,30 +11,24 @@ struct widen_logits_args {
 };
 HR_LAYOUT(widen_logits_args, x, y, columns, rows, narrow, wide);
 
-// Most runs of tokens lie outside the reduced vocabulary: such a run is filled without looking at each.
 HR_KERNEL(widen_logits) {
-    constexpr int64_t RUN = 16;
     const auto *a = (const widen_logits_args *)args;
     int64_t wide = a->wide, begin, end;
-    uint32_t narrow = (uint32_t)a->narrow;
-    hr_share(ctx, hr_size(ctx, a->rows) * wide, RUN, &begin, &end);
-    for (int64_t count; begin < end; begin += count) {
-        int64_t r = begin / wide, first = begin % wide;
-        count = end - begin < wide - first ? end - begin : wide - first;
+    hr_share(ctx, hr_size(ctx, a->rows) * wide, 16, &begin, &end);
+    while (begin < end) {
+        // A part of one row.
+        int64_t r = begin / wide, first = begin - r * wide, stop = end - r * wide < wide ? end - r * wide : wide;
         const float *x = a->x + r * a->narrow;
-        const int32_t *columns = a->columns + first;
-        float *y = a->y + begin;
-        for (int64_t i = 0; i < count; i += RUN) {
-            int64_t n = count - i < RUN ? count - i : RUN;
-            bool any = n < RUN;
-            if (n == RUN) {
-                for (int64_t k = 0; k < RUN; k++) any |= (uint32_t)columns[i + k] < narrow;
-                for (int64_t k = 0; k < RUN; k++) y[i + k] = -__builtin_inff();
-            }
-            for (int64_t k = 0; any && k < n; k++) {
-                uint32_t column = (uint32_t)columns[i + k];
-                y[i + k] = column < narrow ? x[column] : -__builtin_inff();
+        float *y = a->y + r * wide;
+        for (int64_t t = first; t < stop; t += W) {
+            int64_t left = stop - t < W ? stop - t : W;
+            vstore_n(y + t, vset(-INFINITY), left);
+            if (left == W && !any(loadu<vi>(a->columns + t) >= 0)) continue;
+            for (int64_t at = t; at < t + left; at++) {
+                int32_t column = a->columns[at];
+                if (column >= 0 && column < a->narrow) y[at] = x[column];
             }
         }
+        begin = r * wide + stop;
     }
 }
