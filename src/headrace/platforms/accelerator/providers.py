@@ -81,8 +81,8 @@ class ProvidedOperators:
 def with_provider(
     provider: Provider, table: Mapping[str, Callable[..., Any]], device: torch.device
 ) -> ProvidedOperators:
-    """`table` with the provider's operators, and without those that do not go with it. Raises PlatformError if the library is not
-    installed or cannot be loaded."""
+    """`table` with the provider's operators, and without those that do not go with it. Raises PlatformError if the
+    library is not installed or cannot be loaded."""
     try:
         library = importlib.import_module(provider.module)
     except Exception as error:
