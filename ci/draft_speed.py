@@ -5,9 +5,10 @@
     python ci/draft_speed.py --model smollm2-f32/ --draft smollm2      # another checkpoint drafts
     python ci/draft_speed.py --speculate eagle3:head/                  # a trained head drafts
     python ci/draft_speed.py --speculate eagle3:head/ --answers head/training/answers.jsonl   # for held-out prompts
+    python ci/draft_speed.py --speculate eagle3:head/ --draft-quantization none int8   # in two precisions
 
-`--keep N` writes the model with N of its layers to a temporary folder: the first half and the last half of them. Both
-engines live in this process, and each request is answered by one and then by the other, so that a machine whose speed
+`--keep N` writes the model with N of its layers to a temporary folder: the first half and the last half of them. All
+engines live in this process, and each request is answered by one after the other, so that a machine whose speed
 changes does not decide. Printed are the ratio of tokens per second (medians over requests), the share of drafts that
 were accepted, and whether every answer was the same.
 """
@@ -19,6 +20,7 @@ import random
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from headrace import LLM, SamplingParams
@@ -71,22 +73,28 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--platform")
+    parser.add_argument("--draft-quantization", nargs="+", default=["auto"], help="an engine with drafts for each")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         method = args.speculate
         if method is None:
             method = f"draft:{args.draft or truncated(resolve_model(args.model), args.keep, Path(folder))}"
         options = {"platform": args.platform, "kv_memory": "1GiB", "max_num_seqs": 16}
-        with LLM(args.model, **options) as plain, LLM(args.model, speculate=method, **options) as drafted:
+        with ExitStack() as stack:
+            plain = stack.enter_context(LLM(args.model, **options))
+            drafted = {
+                kind: stack.enter_context(LLM(args.model, speculate=method, draft_quantization=kind, **options))
+                for kind in args.draft_quantization
+            }
             for task in ["held out"] if args.answers else args.task:
                 for temperature in args.temperature:
                     compare(args, task, temperature, plain, drafted)
 
 
-def compare(args: argparse.Namespace, task: str, temperature: float, plain: LLM, drafted: LLM) -> None:
-    rng, ratios, same = random.Random(5), [], True
-    before = drafted.stats().speculation
-    speeds: dict[LLM, list[float]] = {plain: [], drafted: []}
+def compare(args: argparse.Namespace, task: str, temperature: float, plain: LLM, drafted: dict[str, LLM]) -> None:
+    rng, same, engines = random.Random(5), True, [plain, *drafted.values()]
+    before = {kind: counts_of(llm) for kind, llm in drafted.items()}
+    speeds: dict[LLM, list[float]] = {llm: [] for llm in engines}
     held_out = [one.prompt for one in load_answers(args.answers) if one.held_out] if args.answers else []
     for number in range(args.requests + 1):
         encode = lambda text: plain.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
@@ -99,24 +107,27 @@ def compare(args: argparse.Namespace, task: str, temperature: float, plain: LLM,
             max_tokens=args.tokens, temperature=temperature, seed=number, ignore_eos=not args.answers
         )
         answers = []
-        for llm in (plain, drafted) if number % 2 else (drafted, plain):
+        for llm in engines if number % 2 else engines[::-1]:
             start = time.perf_counter()
             answers.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, progress=False)])
             speeds[llm].append(sum(map(len, answers[-1])) / (time.perf_counter() - start))
-        same = same and answers[0] == answers[1]
-        ratios.append(speeds[drafted][-1] / speeds[plain][-1])
-    after = drafted.stats().speculation
-    counts = [(sum(m.drafted), sum(m.accepted), m.rounds) for found in (before, after) for m in found.methods] or [
-        (0,) * 3
-    ]
-    drafts, accepted, rounds = (counts[-1][at] - (counts[0][at] if before.methods else 0) for at in range(3))
-    print(
-        f"{task} T={temperature:g} batch {args.batch}: {statistics.median(speeds[plain][1:]):.0f} -> "
-        f"{statistics.median(speeds[drafted][1:]):.0f} tok/s, ratio {statistics.median(ratios[1:]):.2f} · "
-        f"{accepted} of {drafts} drafts accepted in {rounds} rounds ({accepted / max(1, drafts):.0%}) · "
-        f"{'same' if same else 'OTHER'} answers",
-        flush=True,
-    )
+        same = same and all(one == answers[0] for one in answers)
+    for kind, llm in drafted.items():
+        drafts, accepted, rounds = (now - then for now, then in zip(counts_of(llm), before[kind], strict=True))
+        ratios = [own / other for own, other in zip(speeds[llm], speeds[plain], strict=True)]
+        print(
+            f"{task} T={temperature:g} batch {args.batch}, {kind}: {statistics.median(speeds[plain][1:]):.0f} -> "
+            f"{statistics.median(speeds[llm][1:]):.0f} tok/s, ratio {statistics.median(ratios[1:]):.2f} · "
+            f"{accepted} of {drafts} drafts accepted in {rounds} rounds ({accepted / max(1, drafts):.0%}) · "
+            f"{'same' if same else 'OTHER'} answers",
+            flush=True,
+        )
+
+
+def counts_of(llm: LLM) -> tuple[int, int, int]:
+    """Drafts, accepted ones and rounds since the start."""
+    methods = llm.stats().speculation.methods
+    return (sum(methods[-1].drafted), sum(methods[-1].accepted), methods[-1].rounds) if methods else (0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,13 @@ class SchedulerConfig(Frozen):
         json_schema_extra=unit("method"),
     )
 
+    draft_quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        default="auto",
+        description="Weights of what --speculate loads, which change no answer. auto: those of 16 and 32 bits become "
+        "int8 if the model's own are quantised and the device computes with int8. none: as stored. int8, int4: "
+        "quantised on load.",
+    )
+
     @field_validator("speculate")
     @classmethod
     def _method(cls, text: str | None) -> str | None:

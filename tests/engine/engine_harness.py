@@ -59,13 +59,16 @@ def config_of(
     disk: str | None = None,
     host: int | None = None,
     block: int = BLOCK,
+    drafts: str = "auto",
 ) -> Config:
     return Config(
         model=ModelConfig(model=str(model), max_model_len=context),
         cache=CacheConfig(
             num_blocks=blocks, prefix_caching=caching, block_size=block, kv_disk=disk, kv_host_memory=host
         ),
-        scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, speculate=speculate),
+        scheduler=SchedulerConfig(
+            max_num_seqs=seqs, max_num_batched_tokens=chunk, speculate=speculate, draft_quantization=drafts
+        ),
         device=DeviceConfig(platform="cpu", threads=1),
         transfer=TransferConfig(role=connector and "both", kv_connector=connector or "tcp", kv_shelf=1 << 24),
     )

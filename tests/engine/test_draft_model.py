@@ -22,6 +22,8 @@ from headrace.errors import ConfigError, DeviceLost, ModelNotFound, PlatformErro
 from headrace.llm import LLM
 from headrace.platforms.cpu.native import missing
 from headrace.platforms.interface import Pending
+from headrace.structured_outputs import StructuredOutputs
+from headrace.types import SamplingParams
 
 TOKENS = 24
 
@@ -375,3 +377,22 @@ def test_an_answer_that_has_ended_serves_a_prompt_that_begins_with_it(
 
     asyncio.run(main())
     assert built.counts.accepted == built.counts.drafted > 0
+
+
+def test_grammars_beside_sequences_that_the_device_places(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar's sequence waits for its drafts, which end before the first token that it does not allow."""
+    built, texts = watch(monkeypatch), list[list[str]]()
+    form = StructuredOutputs(regex="[ -~]{30,60}")
+    params = [
+        SamplingParams(max_tokens=20, temperature=heat, seed=at, structured_outputs=form if at % 2 else None)
+        for at, heat in enumerate((0.0, 0.0, 1.0, 1.0))
+    ]
+    for speculate in (None, f"draft:{tiny_llama}"):
+        with LLM(
+            str(tiny_llama), platform="cpu", threads=1, num_blocks=100, packed_cache=0, speculate=speculate
+        ) as llm:
+            texts.append([one.outputs[0].text for one in llm.generate(["Hello"] * 4, params, progress=False)])
+            if speculate:
+                built.check()
+                assert built.counts.accepted > 10
+    assert texts[0] == texts[1]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from block_draft_checkpoints import save
 from draft_engine import Built, save_draft, watch
 from engine_harness import Answer, GroupingClient, answer, idle, in_turn, request, together
 from pipeline_harness import pipeline
@@ -66,9 +67,14 @@ def asked() -> list[GenerateRequest]:
     return found
 
 
+def alone(target: Path) -> list[Answer]:
+    """The answers of two ranks to one request at a time, without drafts."""
+    return run(target, lambda client: in_turn(client, asked()), caching=False, seqs=1)
+
+
 @pytest.fixture(scope="module")
 def wanted(target: Path) -> list[Answer]:
-    return run(target, lambda client: in_turn(client, asked()), caching=False, seqs=1)
+    return alone(target)
 
 
 async def all_ways(client: GroupingClient, wanted: list[Answer]) -> int:
@@ -120,6 +126,19 @@ def test_every_rank_gets_the_drafts_of_a_model(
     built.check()
     assert built.counts.drafted > 10
     assert built.model.unwaited > 0
+
+
+def test_every_rank_gets_drafted_blocks(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 alone has the drafter."""
+    expected, speculate = alone(tiny_llama), f"dflash:{save('zlab', tmp_path / 'zlab')}"
+    built = watch(monkeypatch)
+    preempted = run(tiny_llama, lambda client: all_ways(client, expected), speculate=speculate, **TIGHT)
+    assert preempted > 0
+    blocks = built.engines[-1].blocks
+    assert blocks is not None
+    assert blocks.failures == 0
+    assert blocks.unwaited > 0
+    assert built.counts.drafted > 10
 
 
 def unwaited(built: Built) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from headrace.checkpoints.gguf_header import GGUFHeader, TensorEntry, map_gguf
 from headrace.errors import CheckpointError
 from headrace.kernels.weight import Weight
 from headrace.quant.gguf import FLOAT_TYPES, GGUF_TYPES, gguf_weight
+from headrace.quant.online import FloatMatrix
 from headrace.quant.weights import dense
 
 __all__ = ["GGUFSource", "open_gguf"]
@@ -43,6 +45,13 @@ class GGUFSource:
                 kind = FLOAT_TYPES.get(entry.type)
                 scheme = f"gguf:{GGUF_TYPES[entry.type].name}" if kind is None else str(kind).removeprefix("torch.")
                 yield entry.name, scheme, entry.shape[-1]
+
+    def float_matrices(self) -> Iterator[FloatMatrix]:
+        """The matrices that are not quantized, from the list of tensors."""
+        for entry in self.header.tensors.values():
+            if len(entry.shape) > 1 and entry.type in FLOAT_TYPES:
+                rows = math.prod(entry.shape[:-1])
+                yield FloatMatrix(entry.name, rows, entry.shape[-1], entry.size // (rows * entry.shape[-1]))
 
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
         entry = self._entry(f"{name}.weight", (rows, columns))

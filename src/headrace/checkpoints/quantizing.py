@@ -3,6 +3,7 @@ and scales as one rank."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -10,12 +11,15 @@ import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.gguf_source import GGUFSource
+from headrace.checkpoints.safetensors_source import SafetensorsSource
 from headrace.kernels.weight import Weight
 from headrace.models.assemble import Source
 from headrace.models.family import Names
-from headrace.quant.online import check_quantizable, quantize_weight
+from headrace.quant.online import FloatMatrix, check_quantizable, quantize_weight
 
-__all__ = ["QuantizingSource", "check_quantizing", "quantizing"]
+__all__ = ["QuantizingSource", "check_quantizing", "quantized_matrices", "quantizing"]
+
+_EXPERT = re.compile(r"(?<=\.experts)\.\d+\.")
 
 
 def quantizing(checkpoint: Checkpoint, kind: str) -> Checkpoint:
@@ -37,6 +41,15 @@ def check_quantizing(checkpoint: Checkpoint, kind: str) -> None:
     found = checkpoint.source.matrix(names.q.format(i=0), config.num_q_heads * config.head_dim, config.hidden, False)
     for part in found.parts or (found,):
         check_quantizable(part.name, part.scheme, part.shape[1], kind)
+
+
+def quantized_matrices(checkpoint: Checkpoint) -> list[FloatMatrix]:
+    """Those that `quantizing` quantizes, from the headers; of a plugin's source none are known."""
+    own = _own_names(checkpoint.names, len(checkpoint.decoder_config.layers))
+    source = checkpoint.source
+    if not isinstance(source, SafetensorsSource | GGUFSource):
+        return []
+    return [one for one in source.float_matrices() if _EXPERT.sub(".{e}.", one.name.removesuffix(".weight")) in own]
 
 
 def _own_names(names: Names, layers: int) -> set[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from headrace.checkpoints.files import located, present, read_json, regular_size
 from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.kernels.weight import Weight
+from headrace.quant.online import FloatMatrix
 from headrace.quant.scheme import Scheme
 from headrace.quant.weights import dense
 from headrace.settings import Settings
@@ -28,6 +30,7 @@ _PREFIX = "model."
 _FIRST = "embed_tokens.weight"
 _BARE = ("embed_tokens.", "layers.", "norm.")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FLOAT_SIZES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
 class SafetensorsSource:
@@ -70,6 +73,14 @@ class SafetensorsSource:
         except SafetensorError as error:
             raise self.error(str(error), name) from error
         return tensor
+
+    def float_matrices(self) -> Iterator[FloatMatrix]:
+        """The matrices that are not quantized, from the headers."""
+        for name, file in self._files.items():
+            found = file.get_slice(self._stored.get(name, name))
+            shape, size = found.get_shape(), _FLOAT_SIZES.get(found.get_dtype())
+            if len(shape) > 1 and size is not None:
+                yield FloatMatrix(name, math.prod(shape[:-1]), shape[-1], size)
 
     def error(self, message: str, name: str) -> CheckpointError:
         return CheckpointError(message, str(self._directory), name)

@@ -56,7 +56,7 @@ def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None,
         elif lacks:
             fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
         else:
-            # Heads are refused there.
+            # The others are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
             rest += " and of DFlash2" if fact["name"] == "dflash" and not fact.get("chosen") else ""
             fact["depth"], fact["why"] = 2, f"the device makes the drafts, without those of predictions{rest}"
@@ -77,14 +77,17 @@ def _chained(chosen: str | None) -> str | None:
 
 
 def _about(chosen: str | None) -> str | None:
-    """What is known of the chosen checkpoint, if it is a block drafter on this machine."""
+    """What is known of the chosen checkpoint, if it is a head or a block drafter on this machine."""
     method, _, path = (chosen or "").partition(":")
-    if method not in _BLOCKS or not Path(path).is_dir():
+    if method not in (EAGLE3, MTP, *_BLOCKS) or not Path(path).is_dir():
         return None
     # Late: torch.
     from headrace.checkpoints.block_drafts import describe_block_draft
+    from headrace.checkpoints.drafter_weights import describe_head_files
 
-    return describe_block_draft(path, method)
+    parts = [describe_block_draft(path, method)] if method in _BLOCKS else []
+    parts += [describe_head_files(Path(path))] if any(Path(path).glob("*.safetensors")) else []
+    return "; ".join(parts) or None
 
 
 def _fault(chosen: str, found: PluginSet) -> str | None:

@@ -12,15 +12,24 @@ from headrace.conformance.operators_tier import need_arithmetic, need_operator
 from headrace.conformance.seeded_drafts import PlacedDrafts, SeededDrafts
 from headrace.conformance.tiers import tier
 from headrace.conformance.tiny import VOCAB, Answer, Serving, TinyModel, agreeing, requests
-from headrace.kernels.registry import DRAFTING
+from headrace.conformance.tiny_head import HeadDrafts, HeadServing, HeldDrafts
+from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, Missing
 from headrace.platforms.interface import Device
 from headrace.platforms.torch_device import TorchDevice
-from headrace.types import Capabilities
+from headrace.types import Capabilities, Request
 
 __all__ = ["DeterminismTier", "ModelTier"]
 
 _CONSTRAINED = ("r1", "r3", "r4", "r7")
 _PLAIN = Capabilities(frozenset({"float32"}), frozenset({"float32"}))
+
+
+def _few_tokens(count: int, output: int, nth: int) -> list[Request]:
+    """Sampled requests; each n-th one has three tokens to choose from, so that some drafts are right."""
+    return [
+        replace(one, params=replace(one.params, allowed_token_ids=None if (at + 1) % nth else (7, 8, 9)))
+        for at, one in enumerate(requests(count, 0.7, output))
+    ]
 
 
 class _Shared:
@@ -123,13 +132,36 @@ class DeterminismTier(_Shared):
             pytest.skip("determinism is not declared")
         for spec in DRAFTING:
             need_operator(device, spec)
-        work = [
-            replace(one, params=replace(one.params, allowed_token_ids=(7, 8, 9) if at % 2 else None))
-            for at, one in enumerate(requests(6, 0.7, 30))
-        ]
+        work = _few_tokens(6, 30, 2)
         wanted = Serving(device, model).run(work, constrained)
         drafts = PlacedDrafts(eager=0.9, seed=1)
         assert Serving(device, model, blocks=24, drafts=drafts, placed=8).run(work, constrained) == wanted
+        assert drafts.ahead > 0
+        assert 0 < drafts.accepted < drafts.drafted
+
+    def test_drafts_of_a_head_change_no_bit(self, device: Device, model: TinyModel) -> None:
+        """The same with a head, whose passes are launched between two steps and follow the last right draft. Its drafts
+        are those that it makes if every step waits for the one before it: as many of them are accepted."""
+        need_arithmetic(device)
+        if not device.capabilities().deterministic:
+            pytest.skip("determinism is not declared")
+        for spec in HEAD_DRAFTING:
+            need_operator(device, spec)
+        for name in ("store_features", "load_features", "take_rows"):
+            if isinstance(getattr(model.ops, name), Missing):
+                pytest.skip(
+                    f"no head: the optional operator {name} is not declared, and no reference takes the tensors"
+                )
+        work = _few_tokens(4, 12, 1)
+        wanted = Serving(device, model).run(work)
+        held, drafts = HeldDrafts(most=3), HeadDrafts(eager=0.9, seed=1, most=3)
+        assert HeadServing(device, held).run(work) == wanted
+        assert HeadServing(device, drafts, blocks=24, placed=3).run(work) == wanted
+        assert held.drafter.failures == drafts.drafter.failures == 0
+        for name, known, planned, made, accepted in drafts.rounds:
+            answer, guesses = wanted[name][0][known:], held.found.get((name, known), [])
+            right = [a == b for a, b in zip(answer, guesses[:planned], strict=False)]
+            assert (made, accepted) == (planned, (*right, False).index(False)), f"{name} after {known} tokens"
         assert drafts.ahead > 0
         assert 0 < drafts.accepted < drafts.drafted
 

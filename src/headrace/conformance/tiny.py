@@ -17,13 +17,14 @@ from headrace.engine.core_loop import EngineCore, StepRunner
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.kernels.registry import bind, pack
 from headrace.kernels.weight import Weight
+from headrace.models.features import FINAL, FeatureTap, TapPart, feature_layer
 from headrace.platforms.interface import KV, Device, Tensor
 from headrace.types import Capabilities, Delta, KVLayout, LayerKV, Request, SamplingParams
 
 __all__ = ["VOCAB", "Answer", "Serving", "TinyModel", "agreeing", "requests"]
 
-_HIDDEN, _HEADS, _WIDE, VOCAB, _LAYERS, _LONGEST = 64, 4, 96, 128, 2, 256
-_EPS = 1e-6
+HIDDEN, HEADS, WIDE, VOCAB, _LAYERS, LONGEST = 64, 4, 96, 128, 2, 256
+EPS = 1e-6
 Answer = tuple[list[int], list[float]]
 """Token ids and their logprobs."""
 
@@ -40,56 +41,64 @@ class _Layer:
 
 class TinyModel:
     """A model with random float32 weights from a fixed seed, placed and packed on one device. `able` defines its heads;
-    by default the device's own capabilities."""
+    by default the device's own capabilities. `features`: it keeps its hidden states for a head, in one layer of the
+    cache more."""
 
-    def __init__(self, device: Device, able: Capabilities | None = None) -> None:
+    def __init__(self, device: Device, able: Capabilities | None = None, features: bool = False) -> None:
         able = able or device.capabilities()
         self.ops = bind(device)
         self._device = device
-        self._dim = head_size(able)
-        self._kv_heads = 2 if "gqa" in able.attention_features else _HEADS
+        self.dim = head_size(able)
+        self.kv_heads = 2 if "gqa" in able.attention_features else HEADS
         rng = np.random.default_rng(11)
-        self._embedding = self._weight(rng, VOCAB, _HIDDEN, "embedding")
+        self.embedding = self.weight(rng, VOCAB, HIDDEN, "embedding")
         self._layers = [self._layer(rng) for _ in range(_LAYERS)]
-        self._norm = self._vector(rng)
-        self._head = self._weight(rng, VOCAB, _HIDDEN, "logits")
-        half = self._dim // 2
-        angles = np.arange(_LONGEST)[:, None] / 100.0 ** (np.arange(half) / half)
+        self._norm = self.vector(rng)
+        self.head = self.weight(rng, VOCAB, HIDDEN, "logits")
+        half = self.dim // 2
+        angles = np.arange(LONGEST)[:, None] / 100.0 ** (np.arange(half) / half)
         table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
         self._cos_sin = place(device, torch.from_numpy(table))
+        self.tap: FeatureTap | None = None
+        if features:
+            ones = place(device, torch.ones(HIDDEN))
+            self.tap = FeatureTap(self.ops, {FINAL: (TapPart(),)}, _LAYERS, HIDDEN, ones, EPS)
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
-        return (LayerKV(self._kv_heads, self._dim),) * _LAYERS
+        own = (LayerKV(self.kv_heads, self.dim),) * _LAYERS
+        return own if self.tap is None else (*own, feature_layer(HIDDEN, self.dim))
 
     def forward(self, batch: Any, kv: KV, history: Tensor) -> Tensor:
         ops = self.ops
-        residual = ops.embedding(ops.resolve_tokens(batch, history), self._embedding, 1.0)
-        x = ops.rms_norm(residual, self._layers[0].norm, _EPS)
+        residual = ops.embedding(ops.resolve_tokens(batch, history), self.embedding, 1.0)
+        x = ops.rms_norm(residual, self._layers[0].norm, EPS)
         for index, layer in enumerate(self._layers):
             following = self._layers[index + 1].norm if index + 1 < _LAYERS else self._norm
             qkv = ops.linear(x, layer.qkv)
-            q = ops.rotary_cache(qkv, batch, kv, index, self._cos_sin, _HEADS, None, None, _EPS)
-            x = ops.linear(ops.attention(q, batch, kv, index, self._dim**-0.5, None, None, None, None), layer.output)
-            x, residual = ops.add_rms_norm(x, residual, layer.second_norm, _EPS)
+            q = ops.rotary_cache(qkv, batch, kv, index, self._cos_sin, HEADS, None, None, EPS)
+            x = ops.linear(ops.attention(q, batch, kv, index, self.dim**-0.5, None, None, None, None), layer.output)
+            x, residual = ops.add_rms_norm(x, residual, layer.second_norm, EPS)
             x = ops.linear(ops.gated_activation(ops.linear(x, layer.gate_up), "silu"), layer.down)
-            x, residual = ops.add_rms_norm(x, residual, following, _EPS)
-        return ops.logits(x, batch, self._head, None)
+            x, residual = ops.add_rms_norm(x, residual, following, EPS)
+        if self.tap is not None:
+            self.tap.keep(self.tap.add(None, FINAL, x), batch, kv)
+        return ops.logits(x, batch, self.head, None)
 
     def _layer(self, rng: np.random.Generator) -> _Layer:
         return _Layer(
-            self._vector(rng),
-            self._weight(rng, (_HEADS + 2 * self._kv_heads) * self._dim, _HIDDEN),
-            self._weight(rng, _HIDDEN, _HEADS * self._dim),
-            self._vector(rng),
-            self._weight(rng, 2 * _WIDE, _HIDDEN),
-            self._weight(rng, _HIDDEN, _WIDE),
+            self.vector(rng),
+            self.weight(rng, (HEADS + 2 * self.kv_heads) * self.dim, HIDDEN),
+            self.weight(rng, HIDDEN, HEADS * self.dim),
+            self.vector(rng),
+            self.weight(rng, 2 * WIDE, HIDDEN),
+            self.weight(rng, HIDDEN, WIDE),
         )
 
-    def _vector(self, rng: np.random.Generator) -> Tensor:
-        return place(self._device, torch.from_numpy(rng.uniform(0.5, 1.5, _HIDDEN).astype(np.float32)))
+    def vector(self, rng: np.random.Generator) -> Tensor:
+        return place(self._device, torch.from_numpy(rng.uniform(0.5, 1.5, HIDDEN).astype(np.float32)))
 
-    def _weight(self, rng: np.random.Generator, rows: int, columns: int, operator: str = "linear") -> Weight:
+    def weight(self, rng: np.random.Generator, rows: int, columns: int, operator: str = "linear") -> Weight:
         matrix = torch.from_numpy(rng.standard_normal((rows, columns)).astype(np.float32)) * (2.0 / columns**0.5)
         placed: Weight = place(self._device, Weight("float32", (rows, columns), {"weight": matrix}, _unpack))
         pack(self.ops, operator, placed)
@@ -113,19 +122,21 @@ class Serving:
         blocks: int = 64,
         drafts: DraftSource | None = None,
         placed: int = 0,
+        of_head: bool = False,
     ) -> None:
-        """`placed`: the most drafts that the device makes for a sequence."""
+        """`placed`: the most drafts that the device makes for a sequence; `of_head`: a head makes them."""
         capabilities = device.capabilities()
         size = capabilities.block_sizes[0]
         store = "float32" if "float32" in capabilities.kv_dtypes else min(capabilities.kv_dtypes)
         layout = KVLayout(model.kv_layers, size, store)
-        self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, _LONGEST, VOCAB), drafts)
+        self.scheduler = Scheduler(CoreConfig(blocks, size, seqs, budget, LONGEST, VOCAB), drafts)
         self.errors: dict[str, str] = {}
         """Request id → the error that ended it."""
-        runner = Runner(device, model, model.ops, RunnerConfig(layout, blocks, seqs, budget, _LONGEST, VOCAB, placed))
+        config = RunnerConfig(layout, blocks, seqs, budget, LONGEST, VOCAB, placed, of_head)
+        runner = Runner(device, model, model.ops, config)
         self._core = EngineCore(self.scheduler, self.watch(runner), seqs, size)
 
-    def watch(self, runner: StepRunner) -> StepRunner:
+    def watch(self, runner: Runner) -> StepRunner:
         """The runner for the loop; a subclass may wrap it."""
         return runner
 

@@ -11,10 +11,12 @@ import torch
 
 from headrace.checkpoints.block_drafts import BlockDraftCheckpoint, open_block_draft
 from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights, head_bytes
 from headrace.config import CacheConfig, Config
 from headrace.engine.block_head import block_head
 from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.block_rounds import BlockRounds, BlockSizes, blocks_together, spare_blocks
+from headrace.engine.draft_weights import draft_weights
 from headrace.engine.placed_blocks import PlacedBlocks
 from headrace.engine.ranks.rank_messages import Sizes
 from headrace.engine.runner import Runner
@@ -44,6 +46,7 @@ class BlockDraft:
     target: Checkpoint
     layout: KVLayout
     """Of its own layers of the cache."""
+    precision: DraftWeights
     max_model_len: int = 0
     """The engine's, which must be set before `tap`."""
     _weights: BlockDraftWeights | None = field(default=None, init=False)
@@ -65,7 +68,8 @@ class BlockDraft:
 
     @property
     def total_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.checkpoint.path.glob("*.safetensors") if file.is_file())
+        """Of the weights in its files, as they lie in memory."""
+        return head_bytes(self.checkpoint.path, self.checkpoint.source, self.precision)
 
     def spare(self, sizes: Sizes) -> int:
         config = self.checkpoint.config
@@ -75,7 +79,7 @@ class BlockDraft:
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
         own = weights if weights.first_token is None else None
-        self._weights = self.checkpoint.weights(own, self.target, finish, place)
+        self._weights = self.checkpoint.weights(own, self.target, finish, place, self.precision.of_head(finish))
         self._ops, self._place = ops, place
 
     def tap(self, layer: int) -> ContextTap:
@@ -102,10 +106,12 @@ class BlockDraft:
             found = BlockDraftModel(path, device, runner, self._drafter, BlockChoice(head), sizes, busy_seconds)
         found.warm_up()
         _log.info(
-            "%s drafts %d tokens at a time, by the target's hidden states after layers %s",
+            "%s drafts %d tokens at a time, by the target's hidden states after layers %s: weights %s, %.1f MB",
             self.checkpoint.path,
             config.drafts,
             ", ".join(map(str, config.features)),
+            self.precision.name,
+            self.precision.loaded / 1e6,
         )
         return found
 
@@ -139,4 +145,4 @@ def find_block_draft(config: Config, target: Checkpoint, device: Device) -> Bloc
     model = config.model.model_copy(update={"max_model_len": None})
     own = config.model_copy(update={"cache": cache, "model": model})
     resolved, _ = resolve(own, device.capabilities(), facts, 0, "the device of the drafter")
-    return BlockDraft(checkpoint, target, resolved.kv_layout)
+    return BlockDraft(checkpoint, target, resolved.kv_layout, draft_weights(config, target, device.capabilities()))

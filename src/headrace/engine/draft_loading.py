@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights
 from headrace.checkpoints.packed.cache import PackedCache
+from headrace.checkpoints.quantizing import quantized_matrices
 from headrace.config import DRAFT, CacheConfig, Config
+from headrace.engine.draft_weights import draft_weights
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.rank_loading import SAVE_TIMEOUT, load_model
@@ -50,10 +53,12 @@ class DraftCheckpoint:
     config: Config
     layout: KVLayout
     """Of its cache, which has as many blocks as the target's."""
+    precision: DraftWeights
 
     @property
     def total_bytes(self) -> int:
-        return self.checkpoint.total_bytes
+        """Of its weights in memory."""
+        return self.checkpoint.total_bytes - self.precision.saved(quantized_matrices(self.checkpoint))
 
     def load(
         self,
@@ -83,7 +88,14 @@ class DraftCheckpoint:
         drafter.warm_up()
         if cache is not None:
             cache.save(model.weights)
-        _log.info("drafts by %s: dtype %s, KV cache %s", self.checkpoint.path, resolved.dtype, layout.dtype)
+        _log.info(
+            "drafts by %s: dtype %s, weights %s, %.1f MB, KV cache %s",
+            self.checkpoint.path,
+            resolved.dtype,
+            self.precision.name,
+            self.total_bytes / 1e6,
+            layout.dtype,
+        )
         return LoadedDraft(drafter, cache)
 
     def _resolve(self, device: Device, target: Resolved) -> tuple[Resolved, list[str]]:
@@ -113,10 +125,11 @@ def find_draft(config: Config, target: Checkpoint, device: Device) -> DraftCheck
     _compare(target, checkpoint)
     # Two blocks: only the layout counts here.
     cache = CacheConfig(block_size=config.cache.block_size, kv_dtype=config.cache.kv_dtype, num_blocks=2)
-    model = config.model.model_copy(update={"model": path, "max_model_len": None})
-    own = config.model_copy(update={"model": model, "cache": cache})
+    precision = draft_weights(config, target, device.capabilities()).of_model(checkpoint)
+    update = {"model": path, "max_model_len": None, "quantize": precision.kind}
+    own = config.model_copy(update={"model": config.model.model_copy(update=update), "cache": cache})
     resolved, _ = resolve(own, device.capabilities(), checkpoint.facts(), 0, "the device of the draft model")
-    return DraftCheckpoint(checkpoint, own, resolved.kv_layout)
+    return DraftCheckpoint(checkpoint, own, resolved.kv_layout, precision)
 
 
 def _compare(target: Checkpoint, draft: Checkpoint) -> None:

@@ -30,7 +30,9 @@ class EnginePlan:
     weight_bytes: int
     """As stored in the checkpoint; packed weights may take less or more."""
     draft_bytes: int
-    """Of what drafts beside the model."""
+    """Of the weights of what drafts beside the model, as they lie in memory."""
+    draft_weights: str
+    """`int8`, `int4` or `as stored`."""
     cache_bytes: int
     free_bytes: int
     total_bytes: int
@@ -76,6 +78,7 @@ def plan_engine(config: Config) -> EnginePlan:
         weight_dtype=checkpoint.weight_dtype,
         weight_bytes=checkpoint.total_bytes // alone,
         draft_bytes=0 if drafts is None else drafts.total_bytes,
+        draft_weights="" if drafts is None else drafts.precision.name,
         cache_bytes=size // alone * resolved.num_blocks * block_bytes,
         free_bytes=free,
         total_bytes=total,

@@ -11,9 +11,11 @@ from typing import Any, cast
 import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights, head_bytes
 from headrace.checkpoints.files import located, present, read_json
 from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors
 from headrace.config import EAGLE3, MTP, Config
+from headrace.engine.draft_weights import draft_weights
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.ranks.rank_messages import Sizes
@@ -54,6 +56,7 @@ class HeadSource:
     """Of the head's layers."""
     layout: KVLayout
     """Of the features in the target's cache and of the head's own cache, which has as many blocks."""
+    precision: DraftWeights
     eagle3: Eagle3Config | None = None
     mtp: MtpNames | None = None
     max_model_len: int = 0
@@ -69,10 +72,11 @@ class HeadSource:
 
     @property
     def total_bytes(self) -> int:
-        """Of the head's own files."""
+        """Of the weights in the head's own files, as they lie in memory."""
         if self.mtp is not None and not self.mtp.alone:
             return 0
-        return sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors"))
+        assert isinstance(self.source, SafetensorsSource)
+        return head_bytes(Path(self.path), self.source, self.precision)
 
     def spare(self, sizes: Sizes) -> int:
         return 0
@@ -81,16 +85,18 @@ class HeadSource:
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
         offset = self.target.norm_offset if self.mtp is not None and not self.mtp.alone else 0.0
-        reader = HeadReader(self.source, self.path, finish, place, lambda ints: device.put(ints.numpy()), offset)
+        own = self.precision.of_head(finish)
+        reader = HeadReader(self.source, self.path, own, place, lambda ints: device.put(ints.numpy()), offset)
+        whole = replace(reader, finish=finish)
         self._ops, self._reader = ops, reader
         self._tap = self._make_tap(0)
         if self.eagle3 is not None:
             same = self.decoder.hidden == self.target.decoder_config.hidden
-            embedding = self._tables(weights, reader)[0] if same else None
+            embedding = self._tables(weights, whole)[0] if same else None
             self._head = build_head(self.eagle3, reader, ops, embedding, self.max_model_len)
         else:
             assert self.mtp is not None
-            tables = self._tables(weights, reader)
+            tables = self._tables(weights, whole)
             family = _names(self.target)
             self._head = build_mtp(self.mtp, self.decoder, reader, ops, family, tables, self.max_model_len)
 
@@ -121,7 +127,8 @@ class HeadSource:
             busy_seconds,
         )
         drafter.warm_up()
-        _log.info("drafts by %s of %s", self.method, self.path)
+        size = self.precision.loaded / 1e6
+        _log.info("drafts by %s of %s: weights %s, %.1f MB", self.method, self.path, self.precision.name, size)
         return drafter
 
     def _make_tap(self, layer: int) -> FeatureTap:
@@ -156,7 +163,8 @@ def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource 
     with located(directory / "config.json"):
         settings = read_eagle3(read_json(directory / "config.json"), source, target.decoder_config)
     layout = _layout(config, target, device, settings.decoder)
-    return HeadSource(method, target, path, source, settings.decoder, layout, eagle3=settings)
+    precision = draft_weights(config, target, device.capabilities())
+    return HeadSource(method, target, path, source, settings.decoder, layout, precision, eagle3=settings)
 
 
 def _find_mtp(config: Config, target: Checkpoint, device: Device, path: str) -> HeadSource:
@@ -173,7 +181,8 @@ def _find_mtp(config: Config, target: Checkpoint, device: Device, path: str) -> 
         with located(Path(path) / "config.json"):
             check_sizes(read_json(Path(path) / "config.json"), goal)
     layers = head_config(own, names, goal, _names(target))
-    return HeadSource(MTP, target, where, source, layers, _layout(config, target, device, layers), mtp=own)
+    layout, precision = _layout(config, target, device, layers), draft_weights(config, target, device.capabilities())
+    return HeadSource(MTP, target, where, source, layers, layout, precision, mtp=own)
 
 
 def _names(target: Checkpoint) -> Names:

@@ -2,8 +2,8 @@
 
 Such a step needs nothing from the host that an earlier step has not produced: the device knows how many drafts of that
 step were right, finds the next ones in its history of tokens, and puts their rows at the positions behind. Those of a
-head were written there by its passes, which run between the two steps. With several ranks every one knows and finds the
-same, but for the drafts of a head: rank 0 alone has it, and each step that reads them gathers them from it.
+head or a model that drafts were written there by its passes, which run between the two steps. With several ranks every
+one knows and finds the same, but for these: rank 0 alone has the head, and a step that reads its drafts gathers them.
 """
 
 from __future__ import annotations

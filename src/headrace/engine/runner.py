@@ -56,7 +56,7 @@ class RunnerConfig:
     head_drafts: bool = False
     """They are those of a head, whose passes write them to the history; otherwise `ngram` finds them."""
     head_group: Collectives | None = None
-    """The ranks of the model, if there are several: rank 0 alone has the head."""
+    """The ranks of the model, if there are several: rank 0 alone has what makes the drafts."""
 
 
 class _Nothing:

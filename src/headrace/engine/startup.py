@@ -281,6 +281,7 @@ def resolve_on(
         free, beside = max(0, free - draft.total_bytes), draft.layout
     facts = checkpoint.facts(widest_stage(config, checkpoint.decoder_config))
     resolved, reasons = resolve(config, capabilities, facts, free, name, beside)
+    reasons += [] if draft is None else draft.precision.reasons
     return resolved, reasons + describe_stages(config, checkpoint.decoder_config)
 
 

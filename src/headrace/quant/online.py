@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -11,7 +13,7 @@ from headrace.kernels.weight import Weight
 from headrace.quant.bits import pack_nibbles
 from headrace.quant.containers import int4_weight, int8_weight
 
-__all__ = ["FLOAT_SCHEMES", "check_quantizable", "quantize_weight"]
+__all__ = ["FLOAT_SCHEMES", "FloatMatrix", "bytes_saved", "check_quantizable", "quantize_weight"]
 
 FLOAT_SCHEMES = frozenset({"float32", "bfloat16", "float16"})
 _GROUP = 32
@@ -40,13 +42,35 @@ def quantize_weight(weight: Weight, kind: str) -> Weight:
     return replace(quantized, bias=weight.bias, wide_inputs=False)
 
 
+class FloatMatrix(NamedTuple):
+    """A matrix that is not quantized, by the header of its file."""
+
+    name: str
+    rows: int
+    columns: int
+    size: int
+    """Bytes of a value."""
+
+
+def bytes_saved(matrices: Iterable[FloatMatrix], kind: str) -> int:
+    """By how many bytes what `quantize_weight` makes of matrices is smaller than they are."""
+    saved = 0
+    for _, rows, columns, size in matrices:
+        own = columns + 4 if kind == "int8" else columns // 2 + 4 * columns // _GROUP
+        saved += rows * (columns * size - own)
+    return saved
+
+
 def check_quantizable(name: str, scheme: str, columns: int, kind: str) -> None:
     """Raises UnsupportedModel as `quantize_weight` does, for a weight of which only this is known."""
     if scheme not in FLOAT_SCHEMES:
-        raise UnsupportedModel(f"{name or 'a weight'} is stored as {scheme}: leave --quantize out")
+        raise UnsupportedModel(
+            f"{name or 'a weight'} is stored as {scheme}: leave --quantize out (of what drafts: --draft-quantization)"
+        )
     if kind == "int4" and columns % _GROUP:
         raise UnsupportedModel(
-            f"{name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8"
+            f"{name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8 "
+            "(of what drafts: --draft-quantization int8)"
         )
 
 

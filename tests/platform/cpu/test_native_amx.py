@@ -66,7 +66,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> native.Library:
     path = tmp_path_factory.mktemp("amx") / "emulated.so"
     flags = "-std=gnu++17 -O0 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing".split()
     flags += [*FLAGS[BASE].split(), "-DHR_ISA=amxemu", "-DHR_AMX_EMULATED", f"-I{HERE}", f"-I{KERNELS / 'native'}"]
-    sources = [KERNELS / name for name in ("native/runtime.cpp", "native/processor.cpp", "linear/cpu.cpp")]
+    sources = [*sorted((KERNELS / "native").glob("*.cpp")), KERNELS / "linear/cpu.cpp"]
     subprocess.run(["c++", *flags, *map(str, sources), "-o", str(path), "-pthread", "-lm"], check=True)
     return native.Library(path, "amxemu", native._open(path))
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pluggy
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from headrace.cli.main import main
 from headrace.cli.speculation_facts import add_depths, speculation_facts, speculation_lines
@@ -110,6 +112,14 @@ def test_a_plugin_whose_hook_fails_hides_no_other_method(monkeypatch: pytest.Mon
     facts = speculation_facts(plugins(monkeypatch, 5), None, remedies)
     assert [fact["name"] for fact in facts] == sorted(NEEDS)
     assert "hook headrace_drafters failed" in remedies[0]
+
+
+def test_a_heads_size_is_shown_as_stored_and_in_int8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = {"fc.weight": torch.zeros(1000, 500), "embed_tokens.weight": torch.zeros(10, 500)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["doctor", "--platform", "sim", "--speculate", f"eagle3:{tmp_path}"]) == 0
+    assert "(weights of 2.0 MB, 0.5 MB in int8)" in capsys.readouterr().out
 
 
 def test_a_block_drafter_is_described(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

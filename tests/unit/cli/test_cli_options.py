@@ -68,7 +68,8 @@ EVERYTHING = (
     "--generation-config none --kv-host-memory 2Ki --kv-disk d:1k --role both --kv-connector shm --kv-listen a:1 "
     "--kv-secret-file f --kv-shelf 4k --kv-lease 9 --kv-timeout 8 "
     "--grammar-backend mill --packed-cache 3k --host h --port 1 --api-key k --served-model-name n --drain-timeout 2.5 "
-    "--speculate ngram --cors-origin https://c.example --tool-format hermes --reasoning-format think "
+    "--speculate ngram --draft-quantization int8 "
+    "--cors-origin https://c.example --tool-format hermes --reasoning-format think "
     "--state-dir s --api-keys-file k.yaml --log-format json --uds u --ssl-certfile c.pem --ssl-keyfile k.pem "
     "--root-path /llm --tracing --enable-control-routes --kv-share 0.5 --alias x=m --alias y=1 --max-waiting-tokens 77 "
     "--models-memory 2Ki --models-max 3 --keep-alive 1m30s --load-timeout 9 --preload x --kv-events-endpoint tcp://*:1 "
@@ -99,7 +100,13 @@ def test_every_option_has_its_place() -> None:
             "kv_host_memory": 2048,
             "kv_disk": "d:1k",
         },
-        "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_waiting": 5, "speculate": "ngram"},
+        "scheduler": {
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "max_waiting": 5,
+            "speculate": "ngram",
+            "draft_quantization": "int8",
+        },
         "device": {"platform": "p", "index": 1, "threads": 3, "options": {"a": 1, "b": "c"}},
         "parallel": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "expert_parallel": True},
         "transfer": {

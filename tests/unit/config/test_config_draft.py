@@ -38,6 +38,11 @@ def test_the_models_name_becomes_its_path() -> None:
     assert other.with_draft_model(lambda name, is_model: Path(name)) is other
 
 
+def test_a_precision_that_is_none_is_refused_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"--draft-quantization int3: .*'auto', 'none', 'int8' or 'int4'"):
+        make_config("m", {"draft_quantization": "int3"}, flags=True)
+
+
 def test_both_caches_share_the_memory() -> None:
     config = Config(cache=CacheConfig(kv_memory=30 * BLOCK))
     alone, _ = resolve(config, DEVICE, FACTS, 0)

@@ -127,7 +127,7 @@ def test_options_that_go_together(tmp_path: Path) -> None:
         ("port: 1\nmax_num_seq: 4\n", 2, "unknown option `max_num_seq`: did you mean `max_num_seqs`?"),
         ("no-prefix-caching: true\n", 1, "did you mean `prefix_caching`?"),
         ("cache:\n  kv_memry: 1\n", 2, "unknown option `kv_memry` in the part `cache`: did you mean `kv_memory`?"),
-        ("scheduler: 5\n", 1, "`scheduler` is a part: it holds options, such as max_num_batched_tokens, "),
+        ("scheduler: 5\n", 1, "`scheduler` is a part: it holds options, such as draft_quantization, max_"),
         ("zzzzzz: 1\n", 1, "unknown option `zzzzzz`: there are "),
         ("\nport: many\n", 2, "`port` 'many': input should be a valid integer"),
         ("kv_memory: lots\n", 1, "is no size: write it as 2GiB"),

@@ -10,7 +10,6 @@ import anthropic
 import httpx
 import pytest
 from server_fakes import CONTEXT, MODEL, Served, sdk_http, serve_fake, with_key
-from server_wire import request, wired
 
 from headrace.config import Config
 from headrace.errors import EngineDead, InvalidRequest, Overloaded
@@ -382,26 +381,6 @@ def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     assert response.status_code == 200
     last = events(response)[-1]
     assert last["error"] == {"type": "api_error", "message": "the engine died"}
-
-
-def test_an_idle_stream_gets_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.heartbeat._INTERVAL", 0.001)
-
-    async def wait() -> bytes:
-        async with wired(reply="Hello", hold=0) as wire:
-            line = await wire.open()
-            await line.send(request("/v1/messages", stream=True, **BODY, prompt=None))
-            text = b""
-            while b"event: ping" not in text:
-                text += await asyncio.wait_for(line.reader.read(1000), 300)
-            wire.engine.go.set()
-            while not text.endswith(b"0\r\n\r\n"):
-                text += await asyncio.wait_for(line.reader.read(1000), 300)
-            return text
-
-    text = asyncio.run(wait())
-    assert text.index(b'event: ping\ndata: {"type":"ping"}\n\n') < text.index(b"event: message_start")
-    assert b"event: message_stop" in text
 
 
 def test_count_tokens() -> None:

@@ -13,8 +13,7 @@ import pytest
 from server_fakes import CONTEXT, MODEL, Served, fault, sdk_http, serve_fake
 
 from headrace.config import Config
-from headrace.errors import ConfigError, InvalidRequest, Overloaded
-from headrace.server.response_store import KeptResponse, ResponseStore
+from headrace.errors import InvalidRequest, Overloaded
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -259,26 +258,6 @@ def test_kept_responses(tmp_path: Path) -> None:
         assert (await again.responses.retrieve(second.id)).output_text == "Yes."
 
     asyncio.run(talk())
-
-
-def test_the_limits_of_the_store(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path, most=2, most_bytes=100, lifetime=1000)
-    for name in "abc":
-        store.put(name, KeptResponse(b"{}", b"[]"))
-    assert [store.get(name) is not None for name in "abc"] == [False, True, True]
-    store.put("d", KeptResponse(b"x" * 98, b""))
-    assert [store.get(name) is not None for name in "bcd"] == [False, False, True]
-    store.put("e", KeptResponse(b"x" * 101, b""))
-    assert store.get("d") is None
-    assert store.get("e") is None
-    store.close()
-    past = ResponseStore(tmp_path, lifetime=-1)
-    past.put("f", KeptResponse(b"{}", b"[]"))
-    assert past.get("f") is None
-    past.close()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--state-dir"):
-        ResponseStore(tmp_path / "file")
 
 
 def seen(items: Any, **body: Any) -> list[dict[str, Any]]:

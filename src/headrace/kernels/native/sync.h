@@ -11,7 +11,13 @@
 #include <unistd.h>
 #endif
 
+// Kernels are compiled once per instruction set: names that no other file sees keep the linker from taking another copy's
+// code for theirs.
+#ifdef HR_ISA
 namespace {
+#else
+namespace hr_runtime {
+#endif
 
 using u32 = uint32_t;
 using u64 = uint64_t;
@@ -31,16 +37,16 @@ inline u64 now_ns() {
 }
 
 #ifdef __linux__
-void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *timeout) {
+inline void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *timeout) {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, timeout, nullptr, 0);
 }
-void wake_all(std::atomic<u32> *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
+inline void wake_all(std::atomic<u32> *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
 #else
-void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *) {
+inline void sleep_on(std::atomic<u32> *word, u32 seen, const timespec *) {
     timespec nap = {0, 50000};
     if (word->load() == seen) nanosleep(&nap, nullptr);
 }
-void wake_all(std::atomic<u32> *) {}
+inline void wake_all(std::atomic<u32> *) {}
 #endif
 
 // A counter that threads can wait for: a change of the word wakes the sleepers.
@@ -72,5 +78,5 @@ struct alignas(8) Event {
     }
 };
 
-}  // namespace
+}
 #endif

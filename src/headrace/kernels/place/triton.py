@@ -8,6 +8,7 @@ from triton.language import tensor
 
 from headrace.kernels.ngram.triton import known_length
 from headrace.kernels.ops import Batch, Placed
+from headrace.kernels.tritonlib.cache_slots import slot_of
 from headrace.kernels.tritonlib.device import jit, jit_varying
 from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
@@ -45,11 +46,9 @@ def place_kernel(
     ours, seq, nth, place = _row_of(sizes, token_seq, query_start, slots, lengths, history, width, token)
     draft = tl.load(drafts + seq * MOST + tl.minimum(tl.maximum(nth - 1, 0), MOST - 1))
     ids = tl.where(ours & (nth > 0), tl.maximum(draft, 0), tl.load(token_ids + token))
-    column = tl.minimum(tl.maximum(place // SIZE, 0), blocks - 1)
-    block = tl.load(block_tables + seq.to(tl.int64) * blocks + column, ours, 0)
     tl.store(new_ids + at, ids, at < tokens)
     tl.store(new_positions + at, tl.where(ours, place, tl.load(positions + token)), at < tokens)
-    mapping = tl.where(ours, block * SIZE + place % SIZE, tl.load(slot_mapping + token))
+    mapping = tl.where(ours, slot_of(block_tables, blocks, seq, place, ours, SIZE), tl.load(slot_mapping + token))
     tl.store(new_mapping + at, mapping, at < tokens)
 
     seq = tl.minimum(at, seqs - 1)

@@ -137,13 +137,20 @@ struct Row {
         for (int k = 0; k < 4; k++) hit |= vexp(vload_n(x + k * W, left - k * W, -INFINITY)) >= least;
         return any(hit);
     }
-    // Over the complete vocabulary, or the tokens that min_p keeps.
+    // Over the complete vocabulary, or the tokens that min_p keeps. The likeliest token gives a first bound: tokens
+    // that cannot reach the largest sum so far get no noise, which are nearly all.
     int64_t draw_all() const {
+        uint32_t position = (uint32_t)a->position[r];
         float least = a->min_p[r], high = -INFINITY, noise[4 * W];
-        int64_t chosen = 0;
+        int64_t chosen = find(work, n, 0.0f);
+        float bound = work[chosen] + gumbel_one(chosen, position, a->seed[r]);
         for (int64_t i = 0; i < n; i += 4 * W) {
-            if (least > 0.0f && !any_above(work + i, n - i, least)) continue;
-            gumbel_block(i / 4, (uint32_t)a->position[r], a->seed[r], noise);
+            float top = hmax(largest(work + i, n - i));
+            if (top + MOST_NOISE < bound || (least > 0.0f && !any_above(work + i, n - i, least))) continue;
+            vu words[4];
+            philox((vu)(lanes() + (int32_t)(i / 4)), position, a->seed[r], words);
+            if (!reaches(words, bound - top)) continue;
+            gumbel_block(words, noise);
             for (int k = 0; k < 4 && i + k * W < n; k++) {
                 int64_t at = i + k * W;
                 vf x = vload_n(work + at, n - at, -INFINITY), y = x + vload(noise + k * W);
@@ -154,8 +161,14 @@ struct Row {
                 for (int j = W - 1; j >= 0; j--)
                     if (y[j] == best) chosen = at + j;
             }
+            bound = high > bound ? high : bound;
         }
         return chosen;
+    }
+    static vf largest(const float *x, int64_t left) {
+        vf found = vset(-INFINITY);
+        for (int k = 0; k < 4; k++) found = vmax(vload_n(x + k * W, left - k * W, -INFINITY), found);
+        return found;
     }
     int64_t draw_ranked() {
         int64_t k = a->top_k[r] > 0 && a->top_k[r] < n ? a->top_k[r] : n, kept = k;

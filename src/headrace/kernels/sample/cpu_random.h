@@ -34,20 +34,27 @@ HR_INLINE void philox(vu quad, uint32_t position, uint64_t seed, vu (&words)[4])
     words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
+constexpr float MOST_NOISE = 23.0f;  // that of the word 0 is 22.87
+
 HR_INLINE vf gumbel_of(vu word) {
     vf u = (__builtin_convertvector(word, vf) + vset(0.5f)) * vset(2.3283064365386963e-10f);
     vf e = vneglog1m(vmin(u, vset(0.999999940395355224609375f)));
     return -vlog(e);
 }
 
-// Noise of tokens 4 q .. 4 q + 4 W - 1, in the order of the tokens.
-HR_INLINE void gumbel_block(int64_t q, uint32_t position, uint64_t seed, float (&noise)[4 * W]) {
-    vu words[4];
-    philox((vu)(lanes() + (int32_t)q), position, seed, words);
+// The noise of the words of quads q .. q + W - 1, in the order of their tokens.
+HR_INLINE void gumbel_block(const vu (&words)[4], float (&noise)[4 * W]) {
     for (int j = 0; j < 4; j++) {
         vf g = gumbel_of(words[j]);
         for (int i = 0; i < W; i++) noise[4 * i + j] = g[i];
     }
+}
+// Whether a word may give noise of `level`: that of u is at most -log(u). Errors are far below the margin.
+HR_INLINE bool reaches(const vu (&words)[4], float level) {
+    float share = sexp(0.01f - level);
+    if (!(share < 1.0f)) return true;
+    vu limit = (vu)iset((int32_t)(uint32_t)(share * 4294967296.0f));
+    return any((words[0] <= limit) | (words[1] <= limit) | (words[2] <= limit) | (words[3] <= limit));
 }
 HR_INLINE float gumbel_one(int64_t token, uint32_t position, uint64_t seed) {
     vu words[4];

@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.language import tensor
 
 from headrace.kernels.ops import Batch, Shifted
+from headrace.kernels.tritonlib.cache_slots import slot_of
 from headrace.kernels.tritonlib.device import jit, jit_varying
 from headrace.kernels.tritonlib.launch_config import LaunchConfig
 
@@ -40,9 +41,7 @@ def shift_kernel(
     seq = tl.load(token_seq + token)
     ours, back = _back_of(sizes, slots, bounds, history, width, seq, token < tl.load(sizes))
     place = tl.load(positions + token) - back
-    column = tl.minimum(tl.maximum(place // SIZE, 0), blocks - 1)
-    block = tl.load(block_tables + seq.to(tl.int64) * blocks + column, ours, 0)
-    mapping = tl.where(ours, block * SIZE + place % SIZE, tl.load(slot_mapping + token))
+    mapping = tl.where(ours, slot_of(block_tables, blocks, seq, place, ours, SIZE), tl.load(slot_mapping + token))
     tl.store(new_positions + at, place, at < tokens)
     tl.store(next_positions + at, place + 1, at < tokens)
     tl.store(new_mapping + at, mapping, at < tokens)

@@ -1,0 +1,24 @@
+"""The precision of a drafter's weights: `--draft-quantization`."""
+
+from __future__ import annotations
+
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.drafter_weights import DraftWeights
+from headrace.config import Config
+from headrace.types import Capabilities
+
+__all__ = ["draft_weights"]
+
+
+def draft_weights(config: Config, target: Checkpoint, capabilities: Capabilities) -> DraftWeights:
+    """What `--draft-quantization` means for this target and device.
+
+    `auto` is int8 if the target's own weights are quantised and computed so: a drafter of wider ones reads more for
+    each of its values than the target does, and on a device with operators for int8 its time is that of reading them.
+    """
+    wanted = config.scheduler.draft_quantization
+    if wanted != "auto":
+        return DraftWeights(None if wanted == "none" else wanted, chosen=True)
+    quantised = config.model.quantize is not None or target.weight_dtype == "quantized"
+    able = "quantized" in capabilities.dtypes and "int8" in capabilities.quant_formats
+    return DraftWeights("int8" if quantised and able and config.model.dtype == "auto" else None)
