@@ -67,7 +67,7 @@ def train_drafter(
     checkpoint = open_checkpoint(path)
     maker = _prompt_maker(settings, texts, options, checkpoint)
     if source is not None:
-        check_source(settings, source)
+        check_source(settings, source, maker, checkpoint.decoder_config.vocab)
     # After all checks: what is refused leaves no directory behind.
     folder = settle(settings, out, resume)
     if source is not None:
