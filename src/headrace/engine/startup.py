@@ -51,6 +51,7 @@ from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
 from headrace.transfer.chain import first_hash, next_hash
 from headrace.types import Capabilities
+from headrace.wording import counted
 
 __all__ = [
     "Engine",
@@ -394,6 +395,7 @@ def check_devices(platform: Platform, device: Device, config: Config) -> None:
     first, count = config.device.index, len(platform.devices())
     if not capabilities.host_memory and first + size > count:
         raise ConfigError(
-            f"{size} ranks: platform {platform.name} has {count} devices, and device {first} is the first to be used: "
+            f"{counted(size, 'rank')}: platform {platform.name} has {counted(count, 'device')}, and device {first} is "
+            "the first to be used: "
             f"choose at most {count - first} by tensor_parallel_size and pipeline_parallel_size"
         )
