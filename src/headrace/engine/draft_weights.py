@@ -6,9 +6,10 @@ from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.checkpoints.drafter_weights import DraftWeights
 from headrace.config import Config
 from headrace.errors import ConfigError
+from headrace.speculation.loading import find_drafter
 from headrace.types import Capabilities
 
-__all__ = ["check_unused", "draft_weights"]
+__all__ = ["check_host_drafter", "draft_weights"]
 
 
 def draft_weights(config: Config, target: Checkpoint, capabilities: Capabilities) -> DraftWeights:
@@ -25,8 +26,10 @@ def draft_weights(config: Config, target: Checkpoint, capabilities: Capabilities
     return DraftWeights("int8" if quantised and able and config.model.dtype == "auto" else None)
 
 
-def check_unused(config: Config) -> None:
-    """For a method without weights of its own. Raises ConfigError if they are to be quantised."""
+def check_host_drafter(config: Config, name: str) -> None:
+    """For a drafter without weights, which works on the host. Raises ConfigError if there is none of that name, or if
+    weights are to be quantised."""
+    find_drafter(name)
     wanted, method = config.scheduler.draft_quantization, config.scheduler.speculate
     if wanted in ("int8", "int4"):
         given = "is not given" if method is None else f"{method} loads no weights"
