@@ -19,6 +19,7 @@ from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_rounds import BlockRounds
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
+from headrace.engine.draft_weights import check_unused
 from headrace.engine.drafting import Drafting
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
@@ -253,11 +254,12 @@ def find_drafts(
     config: Config, checkpoint: Checkpoint, device: Device
 ) -> tuple[DraftCheckpoint | None, BlockDraft | None, HeadSource | None]:
     """What drafts: at most one of them, compared with the target; none for a drafter that works on the host. Raises
-    ConfigError for an unknown method, and what opening a checkpoint raises."""
+    ConfigError for an unknown method or a precision of nothing, and what opening a checkpoint raises."""
     found = find_draft(config, checkpoint, device)
     block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
     if found is None and block is None and head is None:
         find_drafter(_method(config))
+        check_unused(config)
     return found, block, head
 
 
