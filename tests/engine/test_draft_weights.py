@@ -19,6 +19,7 @@ from headrace.config import Config
 from headrace.engine.block_loading import find_block_draft
 from headrace.engine.dry_run import plan_engine
 from headrace.engine.head_loading import find_head
+from headrace.errors import ConfigError
 from headrace.kernels.registry import bind
 from headrace.platforms.cpu.native import missing
 from headrace.plugins import discover
@@ -148,3 +149,11 @@ def test_the_log_says_what_was_loaded(target: Path, caplog: pytest.LogCaptureFix
 
     asyncio.run(main())
     assert f"drafts by eagle3 of {target / 'head'}: weights int8, 0.1 MB" in caplog.text
+
+
+@pytest.mark.parametrize("speculate", ["ngram", None])
+def test_a_precision_of_nothing_is_refused(speculate: str | None, tiny_llama: Path) -> None:
+    why = rf"--draft-quantization int8: --speculate {speculate or 'is not given'}.*leave it out"
+    with pytest.raises(ConfigError, match=why):
+        plan_engine(config_of(tiny_llama, speculate=speculate, drafts="int8"))
+    plan_engine(config_of(tiny_llama, speculate=speculate, drafts="none"))
