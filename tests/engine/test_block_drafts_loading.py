@@ -54,6 +54,8 @@ def test_wrong_settings(
         ("zlab", {"fusion_weights": torch.zeros(3)}, UnsupportedModel, "fusion_weights"),
         ("zlab", {"norm.weight": torch.full((HIDDEN,), torch.nan)}, CheckpointError, "norm.weight"),
         ("zlab-mask-vector", {"mask_embedding": torch.zeros(7)}, CheckpointError, "mask_embedding"),
+        ("zlab", {"mask_embedding": torch.zeros(HIDDEN)}, CheckpointError, "mask_token_id.*mask_embedding.*leave out"),
+        ("zlab", {"mask_embedding.weight": torch.zeros(HIDDEN)}, CheckpointError, "mask_token_id.*mask_embedding"),
         ("speculators", {"d2t": None}, CheckpointError, "d2t"),
         ("speculators", {"d2t": torch.zeros(4, dtype=torch.int64)}, CheckpointError, "d2t.*draft_vocab_size"),
         ("speculators", {"d2t": torch.full((90,), 200)}, CheckpointError, "d2t.*vocabulary of 260"),

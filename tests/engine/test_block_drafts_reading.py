@@ -78,5 +78,5 @@ def test_rounds_of_several_texts_on_padded_inputs(layout: str, tmp_path: Path) -
     assert model.failures == 0
     assert model.room("r0") == harness.config.drafts
     for at in range(3):
-        model.end(f"r{at}")
+        model.end(f"r{at}", keep=True)
     device.close()

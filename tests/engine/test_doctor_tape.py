@@ -94,7 +94,7 @@ def test_options_reach_the_weights(model: Path, capsys: pytest.CaptureFixture[st
 def test_the_text_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--tape", str(model), "--platform", "cpu", "--threads", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("tiny: a step of 1 tokens of one sequence after 128, on a machine that reads 1.0 GB/s")
+    assert lines[0].startswith("tiny: a step of 1 token of one sequence after 128, on a machine that reads 1.0 GB/s")
     assert lines[1].split()[0] == "operator"
     assert lines[-2].startswith("total")
     assert "100.0%" in lines[-2]

@@ -16,8 +16,10 @@ from test_engine_bits import mixed, same
 
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.config import Config
+from headrace.engine.block_loading import find_block_draft
 from headrace.engine.dry_run import plan_engine
 from headrace.engine.head_loading import find_head
+from headrace.errors import ConfigError
 from headrace.kernels.registry import bind
 from headrace.platforms.cpu.native import missing
 from headrace.plugins import discover
@@ -114,6 +116,31 @@ def test_the_planned_bytes_are_those_that_are_loaded(target: Path) -> None:
     assert planned == pytest.approx(loaded, rel=0.02)
 
 
+def test_the_plan_of_a_block_drafter_has_both_copies_of_its_keys_and_values(tiny_llama: Path, tmp_path: Path) -> None:
+    """The text's are computed by matrices of their own. Files have headers and norms, too."""
+    drafter = save_block_draft("zlab", tmp_path / "dflash")
+    checkpoint = open_checkpoint(tiny_llama)
+    platform, _ = discover().select_platform("cpu")
+    device = platform.open(0, {"threads": 1})
+    found = dict[str, tuple[int, int]]()
+    try:
+        ops = bind(device)
+        weights = checkpoint.build(ops, 64).weights
+        for kind in ("none", "int8"):
+            source = find_block_draft(
+                config_of(tiny_llama, speculate=f"dflash:{drafter}", drafts=kind), checkpoint, device
+            )
+            assert source is not None
+            source.load(device, ops, weights, lambda weight, operators: weight, lambda vector: vector)
+            found[kind] = source.total_bytes, source.precision.loaded
+    finally:
+        device.close()
+    planned, loaded = (before - after for before, after in zip(found["none"], found["int8"], strict=True))
+    assert planned == pytest.approx(loaded, rel=0.02)
+    planned, loaded = found["none"]
+    assert loaded <= planned < 1.1 * loaded
+
+
 def test_the_log_says_what_was_loaded(target: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         with caplog.at_level(logging.INFO):
@@ -122,3 +149,11 @@ def test_the_log_says_what_was_loaded(target: Path, caplog: pytest.LogCaptureFix
 
     asyncio.run(main())
     assert f"drafts by eagle3 of {target / 'head'}: weights int8, 0.1 MB" in caplog.text
+
+
+@pytest.mark.parametrize("speculate", ["ngram", None])
+def test_a_precision_of_nothing_is_refused(speculate: str | None, tiny_llama: Path) -> None:
+    why = rf"--draft-quantization int8: --speculate {speculate or 'is not given'}.*leave it out"
+    with pytest.raises(ConfigError, match=why):
+        plan_engine(config_of(tiny_llama, speculate=speculate, drafts="int8"))
+    plan_engine(config_of(tiny_llama, speculate=speculate, drafts="none"))

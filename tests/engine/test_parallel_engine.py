@@ -189,7 +189,7 @@ class Alone:
     ("platform", "said"),
     [
         (Alone(frozenset({"broadcast"}), 2), "platform alone has no all_gather and no all_reduce between ranks"),
-        (Alone(COLLECTIVES, 1), "platform alone has 1 devices, and device 0 is the first to be used: choose at most 1"),
+        (Alone(COLLECTIVES, 1), "platform alone has 1 device, and device 0 is the first to be used: choose at most 1"),
     ],
 )
 def test_too_few_devices_and_too_few_collectives_are_reported(model: Path, platform: Alone, said: str) -> None:

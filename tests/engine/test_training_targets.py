@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,16 @@ def test_dflash_starts_from_the_last_layers(variant: str, layers: int, tmp_path:
     if variant != "gemma3":
         assert torch.equal(made.norm.weight, model.model.norm.weight)
         assert made.fc.weight[:, -64:].diagonal().mean() > 0.9
+
+
+def test_layers_before_one_of_experts_are_not_taken(tmp_path: Path) -> None:
+    _, checkpoint, weights = target("llama", tmp_path)
+    *others, _, last = checkpoint.decoder_config.layers
+    config = replace(checkpoint.decoder_config, layers=(*others, replace(last, dense=False), last))
+    found = last_layers(replace(checkpoint, decoder_config=config), weights, 2, with_norms=True)
+    assert [one["self_attn.o_proj.weight"].tolist() for one in found] == [
+        weights.layers[-1].output.dequantize().tolist()
+    ]
 
 
 @pytest.mark.parametrize(("size", "own"), [(32, True), (160, False), (8192, False)])

@@ -4,13 +4,14 @@ in one engine."""
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_harness import Answer, alone, answer, engine, idle, in_turn, request, together
 from test_engine_bits import COUNT, VOCAB, mixed, same
-from test_transfer_bits import figures, given, taken
+from test_transfer_bits import figures, given, info, taken
 from tiny_models import prompt as random_prompt
 
 
@@ -58,6 +59,20 @@ def test_every_block_that_both_have_in_full_arrives(tiny_llama: Path, giving: in
             same([found], [expected])
             assert found.usage.cached_tokens == cached
             assert figures(await idle(taker), "tcp").hits == (cached - 49 // taking * taking) // taking
+
+    asyncio.run(main())
+
+
+def test_how_others_reach_an_engine_is_logged_once(tiny_llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "headrace")
+
+    async def main() -> None:
+        async with engine(tiny_llama, connector="shm") as giver:
+            lines = [one.getMessage() for one in caplog.records]
+            at = info(giver).address
+            assert len([one for one in lines if at in one]) == 1
+            wanted = rf"KV blocks of other engines, and up to \d+ for them at {re.escape(at)}"
+            assert any(re.fullmatch(wanted, one) for one in lines)
 
     asyncio.run(main())
 

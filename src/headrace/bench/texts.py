@@ -6,9 +6,10 @@ import functools
 import importlib
 import inspect
 import json
-import pydoc
 import random
 import re
+import subprocess
+import sys
 
 __all__ = ["corpus", "from_a_line", "records", "sources"]
 
@@ -25,15 +26,30 @@ _TOWNS = "Aarhus Bergen Cork Dresden Evora Freiburg Gdansk Haarlem Innsbruck Jen
 _ROLES = "baker carpenter doctor engineer gardener librarian nurse painter pilot teacher translator".split()
 
 
+_DOCUMENT = """
+import importlib, pydoc, sys
+for name in sys.argv[1:]:
+    print(pydoc.plain(pydoc.render_doc(importlib.import_module(name))), end="\\0")
+"""
+_VARYING = re.compile(r"0x[0-9a-f]{6}|frozenset\(\{|^environb? = |^/.*\.py$")
+"""What differs between processes or machines: addresses, the order of sets, the environment, where files are."""
+
+
 @functools.cache
 def corpus() -> str:
-    """About two megabytes of English text: the documentation of the standard library's modules."""
+    """More than a megabyte of English text: the documentation of the standard library's modules. Every process gets the
+    same from the same Python: it is made by an isolated one, where nothing else has changed these modules."""
+    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _DOCUMENT, *_MODULES]
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
     pages = []
-    for name in _MODULES:
-        text = pydoc.plain(pydoc.render_doc(importlib.import_module(name)))
+    for text in found.split("\0")[:-1]:
         lines = (re.sub(r"^[ |]+", "", line).rstrip() for line in text.splitlines())
-        pages.append("\n".join(line for line in lines if len(line) > 20 and not set(line) <= set("-=|_ ")))
+        pages.append("\n".join(line for line in lines if _tells(line)))
     return "\n\n".join(pages)
+
+
+def _tells(line: str) -> bool:
+    return len(line) > 20 and not set(line) <= set("-=|_ ") and not _VARYING.search(line)
 
 
 @functools.cache

@@ -66,10 +66,16 @@ class DraftWeights:
         return [f"draft_quantization {self.kind}: the model's own weights are quantised"]
 
 
-def head_bytes(directory: Path, source: SafetensorsSource, precision: DraftWeights) -> int:
-    """The bytes that the weights of a head or a block drafter take in memory."""
+def head_bytes(
+    directory: Path, source: SafetensorsSource, precision: DraftWeights, copied: tuple[str, ...] = ()
+) -> int:
+    """The bytes that the weights of a head or a block drafter take in memory. `copied`: parts of the names of matrices
+    that lie there twice; those that are stored in a quantised form are counted once."""
     stored = sum(file.stat().st_size for file in directory.glob("*.safetensors") if file.is_file())
-    return stored - precision.saved(_head_matrices(source.float_matrices()))
+    matrices = list(_head_matrices(source.float_matrices()))
+    again = [one for one in matrices if any(part in one.name for part in copied)]
+    stored += sum(one.rows * one.columns * one.size for one in again)
+    return stored - precision.saved([*matrices, *again])
 
 
 def describe_head_files(directory: Path) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from headrace.wording import counted
+
 __all__ = ["configure", "run"]
 
 
@@ -20,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{clear(directory) / 1e6:.1f} MB freed in {directory}")
         return 0
     entries = kept(directory)
-    print(f"{len(entries)} models, {sum(entry.size for entry in entries) / 1e6:.1f} MB in {directory}")
+    print(f"{counted(len(entries), 'model')}, {sum(entry.size for entry in entries) / 1e6:.1f} MB in {directory}")
     for entry in reversed(entries):
         about = entry.about
         what = f"{about['model']} ({about['form']})" if about else f"{entry.path.name}, which cannot be read"

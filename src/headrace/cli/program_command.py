@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
+from headrace.wording import counted
 
 if TYPE_CHECKING:
     from headrace.lang import RunResult
@@ -70,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
         for problem in report.problems:
             print(f"{problem.severity}: {problem}")
         print(
-            f"{plan.name}: at most {report.tokens} tokens in {report.requests} generations, {report.branches} branches "
-            f"at once, {report.work} operations"
+            f"{plan.name}: at most {counted(report.tokens, 'token')} in {counted(report.requests, 'generation')}, "
+            f"{counted(report.branches, 'branch', 'branches')} at once, {counted(report.work, 'operation')}"
             if not report.errors
             else f"{plan.name}: refused"
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import Config
 from headrace.errors import ConfigError
+from headrace.wording import counted
 
 if TYPE_CHECKING:
     from headrace.scale.launching import Launcher
@@ -38,8 +39,8 @@ def _places(config: Config, count: int) -> tuple[list[Config], bool]:
     if count > most:
         flag = "--replicas" if config.scale.max_replicas is None else "--max-replicas"
         raise ConfigError(
-            f"{flag} {count}: platform {platform.name} has {len(devices)} devices, which from device {first} on is "
-            f"enough for {most} replicas of {size}: choose fewer"
+            f"{flag} {count}: platform {platform.name} has {counted(len(devices), 'device')}, which from device "
+            f"{first} on is enough for {counted(most, 'replica')} of {size}: choose fewer"
         )
     # Places beyond the count are for updates, which start a new engine before an old one ends.
     parts = [config.device.model_copy(update={"index": first + number * size}) for number in range(most)]

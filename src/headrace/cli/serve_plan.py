@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Config, ServerConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.options import ENGINE, SERVER, Option
+from headrace.wording import counted
 
 if TYPE_CHECKING:
     from headrace.engine.dry_run import EnginePlan
@@ -67,7 +68,7 @@ def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterato
     scheduler = config.scheduler.with_draft_model(lambda name, is_model: resolve_drafter(name, is_model, find_local))
     model = config.model.model_copy(update={"model": str(path)})
     plan = plan_engine(config.model_copy(update={"model": model, "scheduler": scheduler}))
-    yield f"  {path}: {plan.layers} layers, {plan.vocab_size} tokens, weights of {plan.weight_dtype}"
+    yield f"  {path}: {counted(plan.layers, 'layer')}, {plan.vocab_size} tokens, weights of {plan.weight_dtype}"
     yield "platform"
     yield f"  {plan.platform}"
     yield "choices"
@@ -92,7 +93,7 @@ def _memory(plan: EnginePlan) -> Iterator[str]:
     yield f"  weights   {_size(plan.weight_bytes)} as stored"
     if plan.draft_bytes:
         yield f"  drafter   {_size(plan.draft_bytes)}, weights {plan.draft_weights}"
-    yield f"  KV cache  {_size(plan.cache_bytes)}: {plan.resolved.num_blocks} blocks, {tokens} tokens"
+    yield f"  KV cache  {_size(plan.cache_bytes)}: {counted(plan.resolved.num_blocks, 'block')}, {tokens} tokens"
     yield f"  device    {_size(plan.free_bytes)} free of {_size(plan.total_bytes)}"
     needed = plan.weight_bytes + plan.draft_bytes + plan.cache_bytes
     if needed > plan.free_bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
+from headrace.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from headrace.config import Config
@@ -103,7 +104,8 @@ class ServedModels:
         chosen = {name.strip() for name in wanted.split(",") if name.strip()}
         unknown = sorted(chosen - set(names))
         if unknown:
-            raise ConfigError(f"--preload {wanted}: no model has the name {unknown[0]!r}; there are {', '.join(names)}")
+            there = f"{', '.join(names)}{did_you_mean(unknown[0], names)}"
+            raise ConfigError(f"--preload {wanted}: no model has the name {unknown[0]!r}; there are {there}")
         return chosen
 
 

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from headrace.errors import ConfigError
+from headrace.wording import counted
 
 __all__ = ["configure", "run"]
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if args.trace is None
         else read_trace(Path(args.trace))
     )
-    print(f"{args.engines} engines, {'seed ' + str(args.seed) if args.trace is None else args.trace}")
+    print(f"{counted(args.engines, 'engine')}, {'seed ' + str(args.seed) if args.trace is None else args.trace}")
     print(f"{'policy':<14}{'requests':>9}{'TTFT ms':>9}{'p50':>8}{'p99':>9}{'tokens/s':>10}{'hits':>7}{'busiest':>9}")
     for policy in POLICIES:
         out = simulate(policy, settings, work)

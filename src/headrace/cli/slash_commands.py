@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.cli.conversation import Conversation
 from headrace.suggestions import did_you_mean
+from headrace.wording import counted
 
 __all__ = ["COMMANDS", "SlashCommands"]
 
@@ -86,4 +87,4 @@ class SlashCommands:
         except OSError as error:
             self._say(f"{path} cannot be written: {error.strerror or error}")
         else:
-            self._say(f"{len(messages)} messages are in {path}")
+            self._say(f"{counted(len(messages), 'message')} saved in {path}")

@@ -14,16 +14,19 @@ __all__ = ["configure", "run"]
 _PATIENCE = 5.0
 """Seconds for one answer."""
 _COLUMNS = ("replica", "state", "role", "model", "waiting", "running", "requests", "restarts", "url", "where")
+_TITLES = {"requests": "IN-FLIGHT"}
+"""Of columns that are not titled by their name: those that the router has sent and that have not ended."""
+_DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "url",
         nargs="?",
-        default="http://127.0.0.1:8000",
         metavar="URL",
-        help="of a router or a server, or unix:PATH (default: http://127.0.0.1:8000)",
+        help=f"of a router or a server, or unix:PATH (default: {_DEFAULT_URL})",
     )
+    parser.add_argument("--url", dest="url_option", metavar="URL", help="the same, as other commands take it")
     parser.add_argument("--api-key", metavar="KEY", help="default: HEADRACE_API_KEY")
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -32,20 +35,23 @@ def run(args: argparse.Namespace) -> int:
     """Returns 1 if no engine can take requests."""
     from headrace.environment import read_environment
 
+    if args.url is not None and args.url_option is not None:
+        raise ConfigError(f"give the address once: {args.url} or --url {args.url_option}")
     key = (args.api_key or read_environment().api_key or "").strip() or None
-    status = _read(args.url, key)
+    option = "--url " if args.url_option is not None else ""
+    status = _read(args.url_option or args.url or _DEFAULT_URL, key, option)
     print(json.dumps(status, indent=2) if args.json else "\n".join(_lines(status)))
     return 0 if any(row["state"] == "ready" for row in status["replicas"]) else 1
 
 
-def _read(url: str, key: str | None) -> dict[str, Any]:
-    """As `/v1/router/replicas` answers; a single server's own row is made from what it answers. Raises EngineDead and
-    ConfigError."""
+def _read(url: str, key: str | None, option: str) -> dict[str, Any]:
+    """As `/v1/router/replicas` answers; a single server's own row is made from what it answers. `option`: that gave the
+    address, for messages. Raises EngineDead and ConfigError."""
     import httpx
 
     from headrace.cli.server_address import server_address
 
-    at = server_address(url, option="")
+    at = server_address(url, option=option)
     address = at.shown
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
@@ -83,7 +89,7 @@ def _server_row(http: Any, address: str) -> dict[str, Any]:
 
 def _lines(status: dict[str, Any]) -> list[str]:
     """A table, and below it why an engine takes no requests, and what an update does."""
-    table = [[name.upper() for name in _COLUMNS]]
+    table = [[_TITLES.get(name, name.upper()) for name in _COLUMNS]]
     table += [["-" if row.get(name) is None else str(row[name]) for name in _COLUMNS] for row in status["replicas"]]
     used = [at for at in range(len(_COLUMNS)) if any(row[at] != "-" for row in table[1:])]
     widths = {at: max(len(row[at]) for row in table) for at in used}

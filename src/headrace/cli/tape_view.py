@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from headrace.wording import counted
+
 if TYPE_CHECKING:
     from headrace.bench.step_profile import StepProfile
 
@@ -45,7 +47,8 @@ def render_tape(report: StepProfile) -> Iterator[str]:
     """The profile as lines of text, the operator with the most time first."""
     limits = report.limits
     yield (
-        f"{report.model}: a step of {report.tokens} tokens of one sequence after {report.context}, on a machine that "
+        f"{report.model}: a step of {counted(report.tokens, 'token')} of one sequence after {report.context}, on a "
+        "machine that "
         f"reads {limits.read / 1e9:.1f} GB/s and multiplies {limits.float32 / 1e9:.0f} (float32), "
         f"{limits.bfloat16 / 1e9:.0f} (bfloat16), {limits.int8 / 1e9:.0f} (int8) Gop/s"
     )

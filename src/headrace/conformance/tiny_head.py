@@ -65,7 +65,7 @@ class HeadDrafts(PlacedDrafts):
         super().extend(sequence, tokens, in_flight)
 
     def end(self, sequence: str, keep: bool) -> None:
-        self.drafter.end(sequence)
+        self.drafter.end(sequence, keep)
         super().end(sequence, keep)
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> list[list[int]]:

@@ -32,9 +32,16 @@ class Prefill:
         self._successors = successors
         self._waiting, self._running, self._slots, self._cache = waiting, running, slots, cache
         self._open = open_sequences
-        self.cached_tokens = 0
+        self._cached_tokens = self._prompt_tokens = 0
+
+    @property
+    def cached_tokens(self) -> int:
         """Prompt tokens that were served from the cache."""
-        self.prompt_tokens = 0
+        return self._cached_tokens + self._successors.cached_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._prompt_tokens + self._successors.prompt_tokens
 
     def plan(
         self, step: int, committed: int, now: float, budget: int, chunks: list[PrefillChunk], extras: StepExtras
@@ -42,7 +49,7 @@ class Prefill:
         """Spend a budget of tokens: waiting sequences and those already running, in one order. `committed`: the last
         committed step."""
         for seq in self._successors.start():
-            self._count(seq, int(self._slots.computed[seq.slot]))
+            seq.cached, seq.first_scheduled = int(self._slots.computed[seq.slot]), seq.request.arrival
         begun = deque(self._running.prefilling())
         full = False
         while budget:
@@ -83,8 +90,8 @@ class Prefill:
             extras.history.append((seq.slot, 0, seq.array(0, attached.cached)))
         if seq.cached < 0:
             seq.cached, seq.first_scheduled = attached.cached, now
-            self.cached_tokens += attached.cached
-            self.prompt_tokens += seq.prompt_len
+            self._cached_tokens += attached.cached
+            self._prompt_tokens += seq.prompt_len
         return seq
 
     def resume(self, seq: Sequence) -> bool:
@@ -93,14 +100,10 @@ class Prefill:
         if computed is None:
             return False
         self._running.enter(seq)
-        self._count(seq, computed)
-        return True
-
-    def _count(self, seq: Sequence, computed: int) -> None:
-        """Note what a sequence that has taken over another's slot need not compute."""
         seq.cached, seq.first_scheduled = computed, seq.request.arrival
-        self.cached_tokens += computed
-        self.prompt_tokens += seq.prompt_len
+        self._cached_tokens += computed
+        self._prompt_tokens += seq.prompt_len
+        return True
 
     def _estimate(self, seq: Sequence, step: int) -> int:
         if seq.estimated_at != step:

@@ -32,6 +32,7 @@ from headrace.core.verification import Verification
 from headrace.core.waiting_queue import WaitingQueue
 from headrace.errors import Overloaded
 from headrace.types import Delta, Request, SchedulerStats, StepPlan, StepResult
+from headrace.wording import counted
 
 __all__ = ["Scheduler"]
 
@@ -81,7 +82,8 @@ class Scheduler:
         admit(request, self.config)
         goes_on = request.extends in self._open
         if not goes_on and len(self._waiting) >= self.config.max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting and max_waiting is {self.config.max_waiting}")
+            waiting = counted(len(self._waiting), "request")
+            raise Overloaded(f"{waiting} waiting already, and max_waiting is {self.config.max_waiting}")
         # An invalid request may only fail here, before any state has changed.
         seq = Sequence.of(request, next(self._orders), self.config.vocab_size, matcher)
         self._requests[request.id] = seq

@@ -44,6 +44,8 @@ class Successors:
         self._watched: dict[str, Sequence] = {}
         self._pending: dict[str, tuple[Sequence, Sequence]] = {}
         """By the id of each: a sequence whose last token is on the device, and its successor."""
+        self.cached_tokens = self.prompt_tokens = 0
+        """Of the successors that went on: one that is undone counts when its request is added again."""
 
     def __len__(self) -> int:
         """The number of sequences that have a successor and have not ended."""
@@ -80,6 +82,8 @@ class Successors:
         then.unknown, then.filled = -1, max(then.filled, seq.filled)
         then.request = replace(then.request, prompt=tuple(then.tokens[: then.prompt_len]))
         seq.succeeded = True
+        self.cached_tokens += then.cached
+        self.prompt_tokens += then.prompt_len
         self.watch(then)
         return True
 

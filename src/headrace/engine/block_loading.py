@@ -36,6 +36,8 @@ __all__ = ["BLOCK_METHODS", "BlockDraft", "find_block_draft"]
 _log = logging.getLogger(__name__)
 BLOCK_METHODS: tuple[Method, ...] = ("dflash", "dspark")
 """Methods of `--speculate` whose checkpoints draft blocks."""
+_COPIED = ("self_attn.k_proj", "self_attn.v_proj")
+"""Matrices of which the text's keys and values have a copy (`BlockLayer.context`)."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class BlockDraft:
     @property
     def total_bytes(self) -> int:
         """Of the weights in its files, as they lie in memory."""
-        return head_bytes(self.checkpoint.path, self.checkpoint.source, self.precision)
+        return head_bytes(self.checkpoint.path, self.checkpoint.source, self.precision, _COPIED)
 
     def spare(self, sizes: Sizes) -> int:
         config = self.checkpoint.config

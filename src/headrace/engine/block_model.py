@@ -66,8 +66,8 @@ class BlockDraftModel(BlockRounds):
         allowed = None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids)
         self._limits[request.id] = dict(params.logit_bias), allowed
 
-    def end(self, sequence: str) -> None:
-        super().end(sequence)
+    def end(self, sequence: str, keep: bool) -> None:
+        super().end(sequence, keep)
         del self._limits[sequence]
 
     def _round(self, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:

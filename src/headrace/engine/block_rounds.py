@@ -77,7 +77,7 @@ class BlockRounds(UnwaitedRounds):
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self._sequences[sequence].tokens += tokens
 
-    def end(self, sequence: str) -> None:
+    def end(self, sequence: str, keep: bool) -> None:
         del self._sequences[sequence]
 
     def place(self, row: DraftRow) -> None:

@@ -2,9 +2,10 @@
 
 Nothing is computed ahead: a model needs the tokens alone, and for a head the features of all tokens are kept in the
 target's blocks. So a round first computes the entries that the drafter's own cache lacks, and then drafts, whatever
-cached prefixes, chunks and preemptions there were. Each sequence has blocks of its own in that cache, and what earlier
-rounds have computed of its known tokens stays right, because no known token changes. The entries of a model's drafts
-stay, too, as far as these are right; those of a head were made of its own output, and are computed again.
+cached prefixes, chunks and preemptions there were. Each sequence has its own blocks in that cache; full ones of a model
+also serve others that begin with the same tokens (`draft_blocks`). What earlier rounds have computed of known tokens
+stays right, because no known token changes. The entries of a model's drafts stay, too, as far as these are right; those
+of a head were made of its own output, and are computed again.
 
 If the device places a sequence, its rounds are launched while steps before them are in flight, and nothing waits for
 them: the device moves the passes to where the last right token is, and the next step finds the drafts in its history of
@@ -123,8 +124,9 @@ class HeadDrafter(UnwaitedRounds):
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self._sequences[sequence].extend(tokens)
 
-    def end(self, sequence: str) -> None:
-        self._blocks.release(self._sequences.pop(sequence), keep=not self.failures)
+    def end(self, sequence: str, keep: bool) -> None:
+        # Behind a step of the target that has failed, the passes in flight may not have computed what is counted.
+        self._blocks.release(self._sequences.pop(sequence), keep=keep and not self.failures)
 
     def place(self, row: DraftRow) -> None:
         """Where a sequence of the next round is on the device."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from headrace.transfer.sealed import HEADER_BYTES
 
 __all__ = ["check_peers", "open_peers", "try_peers"]
 
-_log = logging.getLogger(__name__)
 _STAGING = 256 << 20
 """Bytes of blocks that are under way to this engine."""
 _LEAST_STAGING = 32
@@ -36,8 +34,9 @@ def check_peers(config: Config) -> None:
 
 def open_peers(
     config: Config, resolved: Resolved, blocks: BlockIdentity, below: BlockSource | None
-) -> tuple[PeerTier, TransferInfo]:
-    """The source of blocks of other engines, before `below`. Raises ConfigError."""
+) -> tuple[PeerTier, TransferInfo, str]:
+    """The source of blocks of other engines, before `below`, how they reach this one, and a line that describes both.
+    Raises ConfigError."""
     given, kv = config.transfer, resolved.kv_layout
     identity = Identity(
         model=blocks.model,
@@ -62,10 +61,10 @@ def open_peers(
         lease=given.kv_lease,
     )
     connector = open_connector(given.kv_connector, settings)
-    _log.info("KV blocks for other engines at %s, up to %d", connector.address, settings.shelf_blocks)
     content = blocks.content_id if blocks.form is not None else b""
     info = TransferInfo(connector.name, connector.address, identity.epoch, blocks.layout_id, given.kv_lease, content)
-    return PeerTier(connector, kv.block_size, blocks.block_bytes, settings.staging_blocks, below), info
+    line = f"KV blocks of other engines, and up to {settings.shelf_blocks} for them at {connector.address}"
+    return PeerTier(connector, kv.block_size, blocks.block_bytes, settings.staging_blocks, below), info, line
 
 
 def try_peers(config: Config, resolved: Resolved, block_bytes: int) -> None:

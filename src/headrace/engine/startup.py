@@ -19,6 +19,7 @@ from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_rounds import BlockRounds
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
+from headrace.engine.draft_weights import check_host_drafter
 from headrace.engine.drafting import Drafting
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
@@ -44,12 +45,12 @@ from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
-from headrace.speculation.loading import find_drafter
 from headrace.speculation.loading import make as make_drafter
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.speculator import Speculator
 from headrace.transfer.chain import first_hash, next_hash
 from headrace.types import Capabilities
+from headrace.wording import counted
 
 __all__ = [
     "Engine",
@@ -252,11 +253,11 @@ def find_drafts(
     config: Config, checkpoint: Checkpoint, device: Device
 ) -> tuple[DraftCheckpoint | None, BlockDraft | None, HeadSource | None]:
     """What drafts: at most one of them, compared with the target; none for a drafter that works on the host. Raises
-    ConfigError for an unknown method, and what opening a checkpoint raises."""
+    ConfigError for an unknown method or a precision of nothing, and what opening a checkpoint raises."""
     found = find_draft(config, checkpoint, device)
     block, head = find_block_draft(config, checkpoint, device), find_head(config, checkpoint, device)
     if found is None and block is None and head is None:
-        find_drafter(_method(config))
+        check_host_drafter(config, _method(config))
     return found, block, head
 
 
@@ -392,6 +393,7 @@ def check_devices(platform: Platform, device: Device, config: Config) -> None:
     first, count = config.device.index, len(platform.devices())
     if not capabilities.host_memory and first + size > count:
         raise ConfigError(
-            f"{size} ranks: platform {platform.name} has {count} devices, and device {first} is the first to be used: "
+            f"{counted(size, 'rank')}: platform {platform.name} has {counted(count, 'device')}, and device {first} is "
+            "the first to be used: "
             f"choose at most {count - first} by tensor_parallel_size and pipeline_parallel_size"
         )

@@ -78,9 +78,9 @@ def open_tiers(
         source = HostTier(cache.kv_host_memory, source, record)
     gives, transfer = None, None
     if config.transfer.role is not None:
-        source, transfer = open_peers(config, resolved, identity, source)
+        source, transfer, line = open_peers(config, resolved, identity, source)
         gives = source.gives
-        lines.append(f"KV blocks of other engines, and for them at {transfer.address}")
+        lines.append(line)
     for line in lines:
         _log.info("%s", line)
     reasons += lines

@@ -294,6 +294,12 @@ class _Reading:
         config, name = self.config, f"{self.prefix}mask_embedding"
         name = name if self.source.has(name) else f"{name}.weight"
         if self.source.has(name):
+            if config.mask_token is not None:
+                raise CheckpointError(
+                    f"there are two masks: field 'mask_token_id' is {config.mask_token}, and the tensor {name} is "
+                    "another: leave out the one that it was not trained with",
+                    self.path,
+                )
             vector = self.source.get(name).float().reshape(-1)
             if len(vector) != config.decoder.hidden:
                 raise CheckpointError(f"has {len(vector)} values: expected {config.decoder.hidden}", self.path, name)

@@ -13,6 +13,7 @@ from headrace.errors import ConfigError, PlatformError, PluginError
 from headrace.platforms.interface import Platform
 from headrace.plugins.contract_version import version_fault
 from headrace.plugins.info import PluginInfo
+from headrace.suggestions import did_you_mean
 
 __all__ = ["AUTO_SCORE", "PlatformProbe", "PluginSet"]
 
@@ -80,7 +81,8 @@ class PluginSet:
         known = self._platforms()
         if name not in known:
             self._raise_failure()
-            raise ConfigError(f"platform {name!r} is not installed; there are {', '.join(sorted(known)) or 'none'}")
+            there = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"platform {name!r} is not installed; there are {there}{did_you_mean(name, known)}")
         found = _probe(*known[name])
         if found.score <= 0:
             raise PlatformError(f"platform {name!r} cannot be used here: {found.reason}")

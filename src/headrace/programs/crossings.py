@@ -18,7 +18,7 @@ __all__ = ["Crossings", "Shape"]
 Shape = tuple[bool, tuple[tuple[str, bool], ...], bool]
 """Which texts there are: behind the generation, in the messages between (with their roles), and before the next one."""
 _MOST = 256
-"""Shapes that are remembered."""
+"""Shapes that are remembered: those that were asked for last."""
 _TRUST = 8
 """Wrong guesses in a row that end the guesses of a shape which has always been right."""
 
@@ -34,6 +34,7 @@ class Crossings:
     def __init__(self, render: Callable[[Conversation], Awaitable[str]]) -> None:
         self._render = render
         self._pieces: dict[Shape, tuple[str, ...] | None] = {}
+        """The least recently used shape first."""
         self._wrong: dict[Shape, int] = {}
         """How many more guesses were wrong than right."""
 
@@ -47,19 +48,30 @@ class Crossings:
         if conversation.role is None:
             return None
         shape = self.shape(tail)
-        if shape not in self._pieces:
-            if len(self._pieces) >= _MOST:
-                return None
-            self._pieces[shape] = await self._find(conversation, rendered, tail)
-        pieces = self._pieces[shape]
+        if shape in self._pieces:
+            pieces = self._pieces.pop(shape)
+        else:
+            pieces = await self._find(conversation, rendered, tail)
+        self._remember(shape, pieces)
         if pieces is None or self._wrong.get(shape, 0) > 0:
             return None
         texts = [text for text in _texts(tail) if text]
         return "".join(one for pair in zip(["", *texts], pieces, strict=True) for one in pair)
 
     def judge(self, shape: Shape, right: bool) -> None:
-        """Note whether a guess was what came."""
+        """Note whether a guess was what came, if its shape is remembered still."""
+        if shape not in self._pieces:
+            return
         self._wrong[shape] = max(-_TRUST, self._wrong.get(shape, 0) + (-1 if right else 1))
+
+    def _remember(self, shape: Shape, pieces: tuple[str, ...] | None) -> None:
+        """As the one used last. The least recently used shape is forgotten if there are too many."""
+        self._pieces.pop(shape, None)  # Another request may have found it meanwhile.
+        self._pieces[shape] = pieces
+        if len(self._pieces) > _MOST:
+            oldest = next(iter(self._pieces))
+            del self._pieces[oldest]
+            self._wrong.pop(oldest, None)
 
     async def _find(self, conversation: Conversation, rendered: str, tail: Tail) -> tuple[str, ...] | None:
         """The pieces of the template between the texts: one before each, and one behind the last."""

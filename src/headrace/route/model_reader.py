@@ -1,4 +1,5 @@
-"""Which files the prompts of a model are read with: an update gives it others under its name."""
+"""Which files the prompts of a model are read with: an update gives it others under its name, at another path or in
+place."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from headrace.route.fleet import Fleet
-from headrace.route.prompt_client import PromptClient
+from headrace.route.prompt_client import PromptClient, files_of
 from headrace.route.replica import Facts
 
 __all__ = ["keep_reader"]
@@ -21,7 +22,9 @@ def keep_reader(fleet: Fleet, model: str, tokenizers: Mapping[str, str]) -> None
         return
     path, reader = tokenizers.get(model, wanted.path), fleet.readers.get(model)
     if reader is not None:
-        if reader.path == path:
+        found = files_of(path)
+        # Files that are gone give no better reader.
+        if reader.path == path and (not found or reader.files == found):
             return
         reader.close()
     fleet.readers[model] = PromptClient(path, model, wanted.max_model_len)

@@ -18,7 +18,7 @@ import msgspec
 from headrace.route.prompt_process import PromptReply, PromptRequest, PromptSetup
 from headrace.transfer.chain import HASH_BYTES
 
-__all__ = ["PromptClient"]
+__all__ = ["PromptClient", "files_of"]
 
 _log = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "headrace.route.prompt_process")
@@ -41,7 +41,7 @@ class PromptClient:
     """Reads the prompts of one model. Thread: the event loop's."""
 
     def __init__(self, path: str, model: str, max_model_len: int, command: Sequence[str] = _COMMAND) -> None:
-        self.path = path
+        self.path, self.files = path, files_of(path)
         setup = _encode(PromptSetup(path, model, max_model_len))
         self._lanes = [_Lane(setup, command, f"{model} from {path}") for _ in range(2)]
         self._lanes[0].start()
@@ -65,6 +65,22 @@ class PromptClient:
     def close(self) -> None:
         for lane in self._lanes:
             lane.close()
+
+
+def files_of(path: str) -> tuple[tuple[str, int, int, int], ...]:
+    """Name, inode, bytes and time of change in nanoseconds of each file of a folder, or of the one file at `path`: if
+    they differ, so do the files. Empty if there are none on this machine."""
+    try:
+        if not os.path.isdir(path):
+            return (_described("", os.stat(path)),)
+        with os.scandir(path) as entries:
+            return tuple(sorted(_described(one.name, one.stat()) for one in entries if one.is_file()))
+    except OSError:
+        return ()
+
+
+def _described(name: str, found: os.stat_result) -> tuple[str, int, int, int]:
+    return name, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _names(chain: bytes) -> list[bytes]:

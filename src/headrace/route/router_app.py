@@ -55,7 +55,14 @@ class _Asked(msgspec.Struct):
     temperature: msgspec.Raw = _NULL
 
 
+class _Named(msgspec.Struct):
+    """The model of a body whose other fields cannot be read: who may use it is asked all the same."""
+
+    model: str | None = None
+
+
 _asked = msgspec.json.Decoder(_Asked, strict=False).decode
+_named = msgspec.json.Decoder(_Named).decode
 
 
 @dataclass(slots=True)
@@ -216,10 +223,14 @@ class RouterApp:
 
 
 def _parse(body: bytes) -> _Asked:
+    """Of a body that is no JSON object nothing is known: the engine says what is wrong with it."""
     try:
         return _asked(body)
     except (msgspec.MsgspecError, RecursionError):
-        return _Asked()
+        try:
+            return _Asked(_named(body).model)
+        except (msgspec.MsgspecError, RecursionError):
+            return _Asked()
 
 
 def _streams(path: str, asked: _Asked) -> bool:

@@ -33,6 +33,7 @@ from headrace.server.http_server import (
     wait_for_either,
 )
 from headrace.server.listening import base_url, bind
+from headrace.wording import counted
 
 __all__ = ["RouterOptions", "run_router"]
 
@@ -119,7 +120,7 @@ async def _serve_until(
     url = base_url(ServerConfig(host=options.host), listener)
     ready = sum(one.usable for one in state.fleet.replicas)
     size = len(state.fleet.replicas if state.group is None else state.group.members())
-    print_line(f"Headrace routes to {size} engines, {ready} of them ready, at {url}/v1")
+    print_line(f"Headrace routes to {counted(size, 'engine')}, {ready} of them ready, at {url}/v1")
     failing = None if state.group is None else asyncio.create_task(_stop_at_failure(state.group, stop))
     try:
         await wait_for_either(stop.drain, serving)

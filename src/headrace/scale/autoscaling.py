@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from headrace.wording import counted
+
 __all__ = ["Decision", "Memory", "Seen", "Targets", "decide"]
 
 
@@ -94,7 +96,7 @@ def _needed(targets: Targets, seen: Seen, have: int) -> tuple[int, str]:
     wanted, why = have, ""
     if seen.waiting > targets.queue * max(1, seen.ready) and for_queue > have:
         wanted = for_queue
-        why = f"{seen.waiting} requests wait for a first token, the target is {targets.queue:g} per engine"
+        why = f"{counted(seen.waiting, 'request')} without a first token, the target is {targets.queue:g} per engine"
     elif seen.ttft > targets.ttft and seen.waiting > seen.ready and not seen.coming:
         wanted = have + 1
         why = f"first tokens take {seen.ttft:.1f} s, the target is {targets.ttft:g} s"

@@ -18,6 +18,7 @@ from headrace.scale.launching import Launcher, Seat
 from headrace.scale.member import Member
 from headrace.scale.observing import observe
 from headrace.scale.restarts import RestartPolicy
+from headrace.wording import counted
 
 __all__ = ["ReplicaSet"]
 
@@ -207,9 +208,10 @@ class ReplicaSet:
             await self._replace(made, again)
         except Exception as error:
             left = len(made) - len(again)
-            _log.error("%d replicas keep the new path: %s", left, error)
-            return f"{left} replicas keep the new path, because one with {before} did not start either: {error}"
-        _log.warning("the %d replicas that were replaced have %s again", len(made), before)
+            _log.error("the new path stays for %s: %s", counted(left, "replica"), error)
+            stays = f"the new path stays for {counted(left, 'replica')}"
+            return f"{stays}, because one with {before} did not start either: {error}"
+        _log.warning("%s with the new path replaced by such with %s again", counted(len(made), "replica"), before)
         return f"the {len(made)} that were replaced have {before} again"
 
     async def _follow_load(self) -> None:

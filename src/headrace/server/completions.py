@@ -37,6 +37,7 @@ from headrace.server.request_params import (
 )
 from headrace.server.schemas import CompletionRequest
 from headrace.server.stream_form import event
+from headrace.wording import counted
 
 __all__ = ["answer_completion"]
 
@@ -75,7 +76,7 @@ def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id
     prompts = _prompts(body.prompt)
     n = body.n or 1
     if len(prompts) * n > MAX_PROMPTS:
-        message = f"{len(prompts)} prompts with n {n}: at most {MAX_PROMPTS} choices in one request"
+        message = f"{counted(len(prompts), 'prompt')} with n {n}: at most {MAX_PROMPTS} choices in one request"
         raise InvalidRequest(message, "prompt", "invalid_value")
     context.check_choices(len(prompts), n)
     for prompt in prompts:

@@ -19,6 +19,7 @@ from headrace.errors import EngineDead, HeadraceError, Overloaded
 from headrace.server.context import Context
 from headrace.server.http_errors import HttpError, ShuttingDown
 from headrace.server.served_model import ServedModel
+from headrace.wording import counted
 
 __all__ = ["Load", "ModelPool", "PoolLimits"]
 
@@ -141,7 +142,9 @@ class ModelPool:
             while model.users:
                 left = until - time.monotonic()
                 if left <= 0:
-                    message = f"{model.users} requests to the model {model.name!r} still run after {timeout:g} s"
+                    message = (
+                        f"the model {model.name!r} still answers {counted(model.users, 'request')} after {timeout:g} s"
+                    )
                     raise HttpError(409, f"{message}: try again later", code="model_in_use")
                 await self._wait_for_change(left)
             async with self._turn:

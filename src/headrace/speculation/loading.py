@@ -12,6 +12,7 @@ from headrace.speculation.drafter import HostDrafter, MakeHostDrafter
 from headrace.speculation.ngram import NgramDrafter
 from headrace.speculation.predicted import PredictedDrafter
 from headrace.speculation.suffix import SuffixDrafter
+from headrace.suggestions import did_you_mean
 
 __all__ = ["BUILT_IN", "NEEDS", "find_drafter", "make"]
 
@@ -50,8 +51,9 @@ def find_drafter(method: str, discovered: Callable[[], PluginSet] = discover) ->
     plugins = discovered()
     found = plugins.find(_HOOK, method)
     if found is None:
-        known = ", ".join(sorted({*BUILT_IN, *plugins.drafters(), *_LOADED}))
-        raise ConfigError(f"speculation method {method!r} is not installed; there are {known}")
+        known = sorted({*BUILT_IN, *plugins.drafters(), *_LOADED})
+        hint = did_you_mean(method, [name.partition(":")[0] for name in known])
+        raise ConfigError(f"speculation method {method!r} is not installed; there are {', '.join(known)}{hint}")
     if not callable(found):
         raise PluginError(f"hook {_HOOK}: {method!r} is {found!r}: expected something to call")
     factory: MakeHostDrafter = found

@@ -67,7 +67,8 @@ class DraftingModel(Protocol):
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None: ...
 
-    def end(self, sequence: str) -> None: ...
+    def end(self, sequence: str, keep: bool) -> None:
+        """Drop a sequence; `keep`: what was computed of its tokens is right, and may serve others."""
 
     def room(self, sequence: str) -> int:
         """The most drafts that fit the model's own limits; 0 if it cannot draft any more."""
@@ -141,9 +142,9 @@ class ModelSpeculator:
                 self._review()
 
     def end(self, sequence: str, keep: bool) -> None:
-        """Drop a sequence."""
+        """Drop a sequence; `keep`: it may serve later ones."""
         state = self._states.pop(sequence)
-        self._model.end(sequence)
+        self._model.end(sequence, keep)
         if state.predicted:
             self._predictions.end(sequence, keep)
         self._funds += state.reserved
@@ -189,12 +190,16 @@ class ModelSpeculator:
         """Learn from a step, as `Speculator.settle`; `seconds` are without those of the model that drafts."""
         rounds = zip(drafts.sequences, drafts.tokens, drafts.methods, accepted, strict=True)
         for at, (name, tokens, method, count) in enumerate(rounds):
-            if tokens and count is not None:
+            if count is None:
+                continue
+            if tokens:
                 self.counts.setdefault(method, AcceptanceCounts()).add(len(tokens), count)
-                if method == self._method:
-                    self._acceptance.verified(name, len(tokens), count)
+            if method == self._method:
+                # A draft that the device has no token for is as good as a wrong one.
+                self._acceptance.verified(name, drafts.choice.drafts[at], count)
+                if tokens:
                     self._calibration.verified(drafts.estimates.get(at, ()), len(tokens), count)
-        gained = self.policy.settle(drafts.choice, emitted, seconds, drafts.seconds)
+        gained = self.policy.settle(drafts.choice, emitted, seconds, drafts.seconds, drafts.whole)
         # Two results that are read at once may leave no time for one of them.
         step = max(seconds, drafts.choice.plain_seconds)
         self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * step)

@@ -58,6 +58,12 @@ class Drafts(NamedTuple):
     """By row: a model's own estimates of the survival of its tokens, if it makes any, or those for drafts behind tokens
     in flight, before they are corrected."""
 
+    @property
+    def whole(self) -> bool:
+        """The step had all tokens that were chosen. Without a draft for each of the last rows, the device may have
+        ended it before these."""
+        return not self.tokens or len(self.tokens[-1]) == self.choice.drafts[-1]
+
 
 class _State:
     __slots__ = ("drafter", "held", "interval", "misses", "wait")
@@ -152,9 +158,7 @@ class Speculator:
         for at, survival in drafts.estimates.items():
             if (right := accepted[at]) is not None:
                 self._ahead.verified(survival, drafts.choice.drafts[at], right)
-        # Without a draft for each of the last rows, the device may have ended the step before these.
-        whole = not drafts.tokens or len(drafts.tokens[-1]) == drafts.choice.drafts[-1]
-        self.policy.settle(drafts.choice, emitted, seconds, whole=whole)
+        self.policy.settle(drafts.choice, emitted, seconds, whole=drafts.whole)
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.tiers.block_folder import BlockFolder, StoredBlock
 from headrace.tiers.block_index import BlockIndex
 from headrace.types import Request
+from headrace.wording import counted
 
 __all__ = ["DiskTier"]
 
@@ -94,7 +95,8 @@ class DiskTier:
 
     def describe(self) -> str:
         """One line for the log."""
-        held = f"{len(self._index)} blocks of this model, {self._index.bytes / 1e9:.1f} of {self._limit / 1e9:.1f} GB"
+        blocks = counted(len(self._index), "block")
+        held = f"{blocks} of this model, {self._index.bytes / 1e9:.1f} of {self._limit / 1e9:.1f} GB"
         return f"KV blocks on disk: {self._folder.root} ({held})"
 
     # The engine's thread

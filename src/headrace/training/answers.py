@@ -144,6 +144,12 @@ def complete_lines(data: bytes) -> bytes:
 def parse_answers(lines: bytes, file: Path) -> list[Answer]:
     """The answers of the lines of `file`. Raises CheckpointError for another content."""
     try:
-        return [Answer(**json.loads(line)) for line in lines.splitlines()]
-    except (ValueError, TypeError) as error:
+        answers = [Answer(**json.loads(line)) for line in lines.splitlines()]
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file}: not the answers that a training has written: {error}") from None
+    for number, one in enumerate(answers):
+        lists = (one.prompt, one.tokens)
+        sound = all(isinstance(x, list) and all(type(token) is int for token in x) for x in lists)
+        if not (sound and type(one.temperature) is float and type(one.seed) is int and type(one.held_out) is bool):
+            raise CheckpointError(f"{file}: not the answers that a training has written: see line {number + 1}")
+    return answers

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from headrace.errors import ConfigError
-from headrace.training.answers import complete_lines, parse_answers
+from headrace.errors import CheckpointError, ConfigError
+from headrace.training.answers import PromptMaker, complete_lines, parse_answers
 from headrace.training.settings import TrainingSettings, difference, read_settings
 
 __all__ = ["check_source", "take_answers"]
@@ -20,14 +20,15 @@ _OF_ANSWERS = ("model", "text", "answer_tokens", "seed", "engine")
 _FILE = "answers.jsonl"
 
 
-def check_source(settings: TrainingSettings, source: Path) -> None:
-    """`source`: the directory of a head that was trained, or whose training was begun.
+def check_source(settings: TrainingSettings, source: Path, maker: PromptMaker, vocab: int) -> None:
+    """`source`: the directory of a head that was trained, or whose training was begun. `maker`: of the prompts that
+    `settings` ask for; `vocab`: the number of the model's tokens.
 
     Raises ConfigError if its answers are not those that `settings` ask for, CheckpointError for a damaged file.
     """
     before = read_settings(source)
     file = source / "training" / _FILE
-    if before is None or not file.exists():
+    if before is None or not file.is_file():
         raise ConfigError(f"--answers-from {source}: no head was trained there, so it has no answers: leave it out")
     now = asdict(settings)
     found = difference({name: now[name] for name in _OF_ANSWERS}, {name: before.get(name) for name in _OF_ANSWERS})
@@ -37,7 +38,17 @@ def check_source(settings: TrainingSettings, source: Path) -> None:
             f"--answers-from {source}: {flag} was {earlier!r} for these answers, and is {value!r} now: give the same, "
             "or leave out --answers-from"
         )
-    parse_answers(complete_lines(file.read_bytes()), file)
+    answers = parse_answers(complete_lines(file.read_bytes()), file)[: settings.answers]
+    for number, one in enumerate(answers):
+        asked = (maker.prompt(number), maker.temperature(number), maker.seed + number, maker.held_out(number))
+        if asked != (one.prompt, one.temperature, one.seed, one.held_out):
+            raise ConfigError(
+                f"--answers-from {source}: answer {number} is not to the prompt that this training has there: the "
+                "model's tokenizer or its chat template was another one, or the file was changed: leave out "
+                "--answers-from"
+            )
+        if not all(0 <= token < vocab for token in one.tokens):
+            raise CheckpointError(f"{file}: answer {number} has a token that the model does not have")
 
 
 def take_answers(source: Path, folder: Path, count: int) -> None:

@@ -24,6 +24,7 @@ from headrace.training.target_reader import TargetReader
 from headrace.training.text_pieces import cut_pieces
 from headrace.training.trainer import Recipe, Trainer, Watcher
 from headrace.training.training_head import TrainingHead
+from headrace.wording import counted
 
 __all__ = ["TrainingView", "train_drafter"]
 
@@ -66,14 +67,14 @@ def train_drafter(
     checkpoint = open_checkpoint(path)
     maker = _prompt_maker(settings, texts, options, checkpoint)
     if source is not None:
-        check_source(settings, source)
+        check_source(settings, source, maker, checkpoint.decoder_config.vocab)
     # After all checks: what is refused leaves no directory behind.
     folder = settle(settings, out, resume)
     if source is not None:
         take_answers(source, folder, settings.answers)
     answers = _answers(settings, maker, options, checkpoint, folder, view)
     tokens = sum(len(one.tokens) for one in answers)
-    view.say(f"{len(answers)} answers with {tokens} tokens")
+    view.say(f"{counted(len(answers), 'answer')} with {counted(tokens, 'token')}")
     config = make_config(str(path), dict(options))
     head = _head(settings, checkpoint, answers)
     reader = TargetReader(config, head.points, max(len(one.prompt) + len(one.tokens) for one in answers))
@@ -102,7 +103,7 @@ def train_drafter(
 def _begin(trainer: Trainer, head: TrainingHead, view: TrainingView) -> None:
     count = sum(parameter.numel() for parameter in head.parameters())
     train, held_out = trainer.sizes
-    view.say(f"{head.method}: {count / 1e6:.2f} million parameters, {train} answers, {held_out} held out")
+    view.say(f"{head.method}: {count / 1e6:.2f} million parameters, {counted(train, 'answer')}, {held_out} held out")
     if trainer.done:
         view.say(f"goes on after step {trainer.done} of {trainer.steps}")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 
@@ -103,13 +104,15 @@ def _is_llama(config: DecoderConfig) -> bool:
 def last_layers(
     checkpoint: Checkpoint, weights: DecoderWeights, count: int, with_norms: bool
 ) -> Sequence[Mapping[str, Tensor]]:
-    """The tensors of the target's last `count` layers, or of all if it has fewer, by a Llama checkpoint's names, each
-    with the last norm as `norm.weight`. Empty if they are no Llama layers, or have norms of queries and keys while the
-    head's have none."""
+    """The tensors of the target's last `count` layers, by a Llama checkpoint's names, each with the last norm as
+    `norm.weight`; of fewer, if before them there is none or one with experts. Empty if they are no Llama layers, or
+    have norms of queries and keys while the head's have none."""
     config = checkpoint.decoder_config
     if not _is_llama(config) or (config.qk_norm and not with_norms):
         return []
-    return [{**_layer(config, layer), "norm.weight": weights.norm} for layer in weights.layers[-count:]]
+    dense = len(list(takewhile(lambda layer: layer.dense, config.layers[::-1])))
+    layers = weights.layers[-min(count, dense) :]
+    return [{**_layer(config, layer), "norm.weight": weights.norm} for layer in layers]
 
 
 def _layer(config: DecoderConfig, layer: LayerWeights) -> dict[str, Tensor]:

@@ -256,7 +256,7 @@ def test_wrong_options_are_named(vendor: Any, options: dict[str, Any], said: str
 
 def test_a_device_that_cannot_be_opened_gives_the_reason(tmp_path: Path) -> None:
     platform, module = CUDA.open(tmp_path)
-    with pytest.raises(PlatformError, match="there are 2 devices, but index 2"):
+    with pytest.raises(PlatformError, match="device 2 was requested; devices here: 2"):
         platform.open(2, {})
     module.device_count = lambda: 1 // 0  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):

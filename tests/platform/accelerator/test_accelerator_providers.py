@@ -18,10 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.checkpoints.checkpoint import open_checkpoint
+from headrace.cli.speculation_facts import add_depths
+from headrace.engine.rank_loading import drafts_of
 from headrace.errors import PlatformError
 from headrace.kernels import random
 from headrace.kernels.attention.reference import attention
-from headrace.kernels.registry import OPS, bind, binding
+from headrace.kernels.registry import OPS, OPTIONAL, bind, binding
+from headrace.options import make_config
 from headrace.platforms.cuda.flashinfer_attention import FlashInferAttention, pages_of
 from headrace.platforms.xpu import ipex_operators
 from headrace.types import LayerKV
@@ -201,6 +204,27 @@ def test_a_device_binds_the_provider_that_was_asked_for(tmp_path: Path, installe
     assert binding(plain).tags["attention"] == "recorded reference", "never unasked"
     assert plain.why_uncaptured() == ""
     plain.close()
+
+
+def test_a_provider_that_reads_lengths_on_the_host_leaves_drafts_to_it(tmp_path: Path, installed: Any) -> None:
+    """`place` changes lengths on the device. Without it steps with drafts do not overlap, and `doctor` says so."""
+    platform = CUDA.open(tmp_path)[0]
+    depths = {}
+    for operators in ("triton", "flashinfer"):
+        device = platform.open(0, {"operators": operators})
+        bound = binding(device)
+        facts = [{"name": "ngram", "chosen": False, "problem": None}, {"name": "mtp", "chosen": False, "problem": None}]
+        optional = [
+            {"name": spec.name, "implementation": getattr(bound.optional[spec.name], "tag", "own")} for spec in OPTIONAL
+        ]
+        add_depths(facts, {"optional": optional})
+        config = make_config("m", {"speculate": "ngram"}), make_config("m", {"speculate": "mtp"})
+        assert [drafts_of(one, device) > 0 for one in config] == [fact["depth"] == 2 for fact in facts]
+        depths[operators] = [fact["depth"] for fact in facts]
+        reason = bound.optional_reasons["place"]
+        device.close()
+    assert depths == {"triton": [2, 2], "flashinfer": [1, 1]}
+    assert reason == "FlashInfer reads the lengths of a step on the host, before drafts could change them"
 
 
 def test_a_models_layers_run_through_flashinfer(

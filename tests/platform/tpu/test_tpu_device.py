@@ -344,7 +344,7 @@ def test_opening_names_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match="no Google PCI device"):
         TpuPlatform(machine(tmp_path / "none", {})).open(0, {})
     here = platform(tmp_path, FakeXla())
-    with pytest.raises(PlatformError, match="there are 1 devices, but index 1"):
+    with pytest.raises(PlatformError, match="device 1 was requested; devices here: 1"):
         here.open(1, {})
     with pytest.raises(PlatformError, match="unknown option 'threads'; there are dtype, kernels"):
         here.open(0, {"threads": 1})

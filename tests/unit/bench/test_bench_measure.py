@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import random
 import re
 from collections.abc import Iterator
@@ -43,6 +44,16 @@ def few_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_corpus_is_of_modules_that_exist() -> None:
     assert all(find_spec(name) for name in CORPUS)
     assert len(texts.corpus().split()) > 4096
+
+
+def test_the_corpus_is_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_MODULES", ["configparser", "logging", "os"])
+    first = texts.corpus()
+    texts.corpus.cache_clear()
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    monkeypatch.setattr(logging.Logger, "info_of_another_library", lambda self, text: text, raising=False)
+    assert texts.corpus() == first
+    assert not re.search(r"0x[0-9a-f]{6}|PYTHONHASHSEED|^/.*\.py$", first, re.MULTILINE)
 
 
 def encode(text: str) -> list[int]:

@@ -57,9 +57,7 @@ def test_compile_prints_a_plan_that_check_and_run_take(
     assert main(["program", "compile", file, "times=2", "-o", plan]) == 0
     assert json.loads(Path(plan).read_bytes())["format"] == "headrace.plan"
     assert main(["program", "check", plan]) == 0
-    assert capsys.readouterr().out == (
-        "capital: at most 36 tokens in 3 generations, 1 branches at once, 18 operations\n"
-    )
+    assert capsys.readouterr().out == ("capital: at most 36 tokens in 3 generations, 1 branch at once, 18 operations\n")
     assert main(["program", "run", plan, "country=Italy", "--url", "x"]) == 0
     assert json.loads(capsys.readouterr().out)["city"] == {"name": "Rome"}
     assert len(fake.bodies) == 3

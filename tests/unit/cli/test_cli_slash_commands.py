@@ -82,7 +82,7 @@ def test_save(chat: Chat, tmp_path: Path) -> None:
     chat.run("/system s")
     chat.conversation.ask("one é")
     text, data = tmp_path / "a b.md", tmp_path / "chat.json"
-    assert chat.run(f"/save {text}") == f"3 messages are in {text}"
+    assert chat.run(f"/save {text}") == f"3 messages saved in {text}"
     assert text.read_text() == "**system**\n\ns\n\n**user**\n\none é\n\n**assistant**\n\none é\n"
     chat.run(f"/save {data}")
     assert json.loads(data.read_text())["messages"] == chat.conversation.messages

@@ -127,7 +127,7 @@ def test_commands_and_a_lost_server(tmp_path: Path) -> None:
         session.wait_for("(told: be brief) asked 2: 'hello'")
         session.wait_for(">")
         session.type("/save talk.md\r")
-        session.wait_for("3 messages are in talk.md")
+        session.wait_for("3 messages saved in talk.md")
         end(session)
     assert "be brief" in (tmp_path / "talk.md").read_text()
 

@@ -80,7 +80,7 @@ def test_an_id_in_use() -> None:
 def test_too_many_wait() -> None:
     driver = Driver(replace(SMALL, max_waiting=3))
     driver.add(*(request(f"r{i}", [3], 2) for i in range(3)))
-    with pytest.raises(Overloaded, match="3 requests are waiting"):
+    with pytest.raises(Overloaded, match="3 requests waiting already"):
         driver.scheduler.add(request("x", [3], 2))
     driver.step()
     driver.add(request("x", [3], 2))

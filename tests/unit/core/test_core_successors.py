@@ -117,6 +117,16 @@ def test_a_stop_token_in_the_last_place_is_no_text(eos_every: int) -> None:
         assert len(driver.begun) + len(driver.added) == 6
 
 
+def test_what_begins_in_vain_is_counted_once() -> None:
+    for seed in range(10):
+        driver = Chains(eos_every=2)
+        driver.begin(chained("a", [Link(ids(3, seed), 3), Link(ids(2, seed + 1), 2), Link(ids(6, seed), 1)]))
+        driver.finish()
+        stats, names = driver.scheduler.stats(), driver.begun + driver.added
+        assert stats.cached_tokens == sum(driver.records[name].cached for name in names)
+        assert stats.prompt_tokens == sum(len(driver.requests[name].prompt) for name in ["a0", *names])
+
+
 @pytest.mark.parametrize("params", [{"repetition_penalty": 1.2}, {"logprobs": 2}, {"seed": 5, "prompt_logprobs": 1}])
 def test_with_other_parameters(params: dict[str, Any]) -> None:
     driver = Chains()

@@ -41,7 +41,7 @@ def matrix(rows: int, columns: int = 64) -> Weight:
         ("quantized", {}, WIDE, None),
         ("quantized", {}, NARROW, None),
     ],
-    ids=str,
+    ids=["quantized", "quantised on load", "bfloat16", "a chosen dtype", "no quantized arithmetic", "no int8"],
 )
 def test_auto_follows_the_target_and_the_device(
     stored: str, model: dict[str, Any], device: Capabilities, kind: str | None

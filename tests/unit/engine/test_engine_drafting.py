@@ -35,7 +35,9 @@ class Always(SpeculationPolicy):
     def choose(self, shape: StepShape, survivals: Sequence[Sequence[float]], contexts: Sequence[int]) -> StepChoice:
         return StepChoice(shape, [len(survival) for survival in survivals], 0, 1.0, 1.0)
 
-    def settle(self, choice: StepChoice, emitted: int, seconds: float) -> None:
+    def settle(
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
+    ) -> None:
         pass
 
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:

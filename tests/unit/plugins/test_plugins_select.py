@@ -43,7 +43,7 @@ def test_an_unusable_platform_asked_for_by_name_is_an_error(monkeypatch: pytest.
 
 
 def test_an_unknown_name_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="'npu' is not installed; there are a, b"):
+    with pytest.raises(ConfigError, match=r"'npu' is not installed; there are a, b$"):
         discover([offering(monkeypatch, "p", FakePlatform("b"), FakePlatform("a"))]).select_platform("npu")
     with pytest.raises(ConfigError, match="there are none"):
         discover([]).select_platform("cpu")

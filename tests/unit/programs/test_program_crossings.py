@@ -101,9 +101,18 @@ def test_guesses_that_are_wrong_more_often_than_right_end() -> None:
 
 
 def test_few_shapes_are_remembered() -> None:
-    template = Template()
-    tails = [Tail(".", (("user", "a"),) * count, "assistant") for count in range(300)]
-    found = ask(Crossings(template), *tails)
-    assert template.count == 256
-    assert found[255] is not None
-    assert found[256] is None
+    template = Template(strips=True)
+    crossings = Crossings(template)
+    tails = [Tail(".", (("user", "a"),) * count, "assistant") for count in range(257)]
+    ask(crossings, *tails[:256])
+    crossings.judge(crossings.shape(tails[1]), False)
+    assert ask(crossings, tails[0], tails[1]) == [".</><assistant>", None]
+    assert template.count == 256, "all of them are remembered"
+    assert None not in ask(crossings, tails[256], tails[2])
+    assert template.count == 258, "the least recently used one has gone"
+    ask(crossings, tails[0], tails[1], tails[256])
+    assert template.count == 258
+    ask(crossings, *(Tail("", (("user", "b"),) * count, "assistant") for count in range(256)))
+    assert ask(crossings, tails[1]) == [".</><user>a</><assistant>"], "with its wrong guesses"
+    crossings.judge(crossings.shape(tails[5]), False)
+    assert None not in ask(crossings, tails[5]), "a shape that has gone is not judged"

@@ -235,6 +235,24 @@ def test_keys_have_limits_models_and_rights(tmp_path: Path) -> None:
     run(check())
 
 
+@pytest.mark.parametrize("field", [{"stream": "perhaps"}, {"max_tokens": [1]}])
+def test_a_key_has_its_models_whatever_else_the_body_says(tmp_path: Path, field: dict[str, Any]) -> None:
+    key = {"name": "one", "key": "k", "models": ["a"]}
+    (tmp_path / "keys.yaml").write_text(json.dumps({"keys": [key]}))
+
+    async def check() -> None:
+        async with routed([Stub("a"), Stub("b")], keys_file=tmp_path / "keys.yaml") as it:
+            await until(lambda: len(list(it.fleet.models())) == 2)
+            headers = {"x-api-key": "k"}
+            refused = await it.http.post("/v1/completions", json={"model": "b", **field}, headers=headers)
+            assert (refused.status_code, "not open to this key" in refused.text) == (404, True)
+            await it.http.post("/v1/completions", json={"model": "a", **field}, headers=headers)
+            await it.http.post("/v1/completions", content=b'{"model": "b', headers=headers)
+            assert [len(stub.posts) for stub in it.stubs] == [2, 0], "the engine says what is wrong with them"
+
+    run(check())
+
+
 def test_models_are_the_union() -> None:
     async def check() -> None:
         async with routed([Stub("a"), Stub("b"), Stub("a")]) as it:

@@ -10,6 +10,7 @@ from test_route_relay import run
 
 from headrace.route.fleet import Fleet
 from headrace.route.model_reader import keep_reader
+from headrace.route.prompt_client import files_of
 from headrace.route.replica import Facts, Replica
 from headrace.route.replica_watch import WatchTimes
 from headrace.route.roster import Roster
@@ -34,7 +35,7 @@ class Reader:
     """Takes the place of the processes that read prompts."""
 
     def __init__(self, path: str, model: str, max_model_len: int) -> None:
-        self.path, self.closed = path, False
+        self.path, self.closed, self.files = path, False, files_of(path)
 
     def close(self) -> None:
         self.closed = True
@@ -78,3 +79,27 @@ def test_prompts_are_read_with_the_files_of_the_newest_engine(tmp_path: Path, mo
         roster.close()
 
     run(check())
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_an_update_in_place_reads_prompts_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    monkeypatch.setattr("headrace.route.model_reader.PromptClient", Reader)
+    file = tmp_path / "tokenizer.json"
+    file.write_text("old")
+    fleet = Fleet([])
+    replica = Replica(0, "http://127.0.0.1:1")
+    replica.facts = Facts("m", str(tmp_path if is_folder else file))
+    fleet.replicas.append(replica)
+    keep_reader(fleet, "m", {})
+    old: Any = fleet.readers["m"]
+    keep_reader(fleet, "m", {})
+    assert fleet.readers["m"] is old
+    file.write_text("newer")
+    keep_reader(fleet, "m", {})
+    new: Any = fleet.readers["m"]
+    assert (old.closed, new.closed, new is old) == (True, False, False)
+    file.unlink()
+    keep_reader(fleet, "m", {})
+    assert fleet.readers["m"] is new, "there is nothing to read instead"

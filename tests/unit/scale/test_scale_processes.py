@@ -157,10 +157,10 @@ def test_replicas_of_the_host_share_its_cores() -> None:
 def test_other_devices_are_one_for_each() -> None:
     simulated = Config(device=DeviceConfig(platform="sim"))
     assert [one.device.index for one in replica_configs(simulated, 1)] == [0]
-    with pytest.raises(ConfigError, match="--replicas 2: platform sim has 1 devices"):
+    with pytest.raises(ConfigError, match="--replicas 2: platform sim has 1 device, which"):
         replica_configs(simulated, 2)
     most = simulated.model_copy(update={"scale": ScaleConfig(max_replicas=2)})
-    with pytest.raises(ConfigError, match=r"^--max-replicas 2: platform sim has 1 devices"):
+    with pytest.raises(ConfigError, match=r"^--max-replicas 2: platform sim has 1 device, which"):
         replica_configs(most, 2)
     with pytest.raises(ConfigError, match="enough for 0 replicas of 2"):
         replica_configs(simulated.model_copy(update={"parallel": ParallelConfig(tensor_parallel_size=2)}), 1)

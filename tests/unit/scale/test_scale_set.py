@@ -297,7 +297,7 @@ def test_an_update_that_fails_half_way_is_taken_back(back: bool) -> None:
             assert (update["done"], update["of"]) == (1, 3)
             assert "the device has no memory left; " in update["error"]
             assert ("the 1 that were replaced have model again" in update["error"]) == back
-            assert ("1 replicas keep the new path, because one with model did not" in update["error"]) != back
+            assert ("the new path stays for 1 replica, because one with model did not" in update["error"]) != back
             newer = [one for one in it.running if one.path == Path("newer")]
             assert len(newer) == (0 if back else 1)
 

@@ -27,7 +27,7 @@ def test_a_router_has_a_line_for_each_engine(capsys: pytest.CaptureFixture[str])
             code, out, _ = await status(capsys, f"{url}/v1")
             head, first, second = (line.split() for line in out.splitlines())
             assert code == 0
-            assert head == ["REPLICA", "STATE", "MODEL", "WAITING", "RUNNING", "REQUESTS", "URL"]
+            assert head == ["REPLICA", "STATE", "MODEL", "WAITING", "RUNNING", "IN-FLIGHT", "URL"]
             assert first == ["0", "ready", "tiny", "0", "0", "0", it.stubs[0].url]
             assert second[0] == "1"
             it.stubs[0].stop()
@@ -52,6 +52,7 @@ def test_a_server_is_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
         try:
             code, out, _ = await status(capsys, stub.url)
             assert code == 0
+            assert await status(capsys, "--url", stub.url) == (0, out, "")
             assert [line.split() for line in out.splitlines()] == [
                 ["REPLICA", "STATE", "ROLE", "MODEL", "URL"],
                 ["0", "ready", "decode", "tiny", stub.url],
@@ -101,3 +102,10 @@ def test_addresses_that_are_none_are_named(url: str, why: str, capsys: pytest.Ca
     shown = capsys.readouterr().err
     assert why in shown
     assert "--url" not in shown
+
+
+def test_one_address_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "http://127.0.0.1:9", "--url", "http://127.0.0.1:8"]) == 2
+    assert "give the address once: http://127.0.0.1:9 or --url http://127.0.0.1:8" in capsys.readouterr().err
+    assert main(["status", "--url", "ftp://x"]) == 2
+    assert "--url ftp://x: give it as http://HOST:PORT" in capsys.readouterr().err

@@ -318,7 +318,7 @@ def test_a_sleep_that_takes_too_long_changes_nothing() -> None:
             await until(lambda: "a" in engines.engines and engines.engines["a"].held)
             answer = await server.http.post("/sleep", params={"timeout": "50ms"})
             assert answer.status_code == 409
-            assert "1 requests to the model 'a' still run" in answer.json()["error"]["message"]
+            assert "the model 'a' still answers 1 request after" in answer.json()["error"]["message"]
             engines.engines["a"].go.set()
             assert await running == "a"
             engines.engines["a"].hold = None

@@ -78,6 +78,9 @@ def test_drafters_of_plugins_are_found_by_name() -> None:
         match="'other' is not installed; there are broken, dflash:CHECKPOINT, draft:MODEL,",
     ):
         make("other", lambda: plugins)
+    for word, meant in (("ngrm", "ngram"), ("eagle", "eagle3"), ("mil", "mill")):
+        with pytest.raises(ConfigError, match=f"; did you mean {meant}"):
+            find_drafter(word, lambda: plugins)
     with pytest.raises(PluginError, match="'wrong' is 5: expected something to call"):
         make("wrong", lambda: plugins)
     with pytest.raises(PluginError, match="'broken' failed: OSError: no file"):

@@ -49,7 +49,7 @@ class FakeModel:
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self.lengths[sequence] += len(tokens)
 
-    def end(self, sequence: str) -> None:
+    def end(self, sequence: str, keep: bool) -> None:
         del self.lengths[sequence]
 
     def room(self, sequence: str) -> int:
@@ -183,6 +183,23 @@ def test_a_request_may_refuse_the_model() -> None:
         speculator.extend("s", [2])
         speculator.settle(drafts, [0] * len(rows), 1, 8e-3)
     assert model.rounds == 0
+
+
+def test_drafts_for_which_the_device_has_no_token_are_given_up() -> None:
+    """All that a head may guess can be forbidden. The steps end before such drafts, so their times say nothing of steps
+    with drafts."""
+    model = FakeModel(0.1, 0.9, gpu_seconds)
+    speculator = ModelSpeculator(model)
+    model.lengths["s"] = 3
+    speculator.begin("s", NAMESPACE, [5, 6, 7])
+    for _ in range(1000):
+        speculator.extend("s", [2])
+        drafts = speculator.draft(StepShape(1, 1, 10), [DraftRow("s", 8, 10)] if speculator.held("s") else [])
+        none = drafts._replace(tokens=[[] for _ in drafts.tokens])
+        speculator.settle(none, [0] * len(none.tokens), 1, gpu_seconds(1, 10))
+    assert 0 < model.rounds < 75
+    assert "draft" not in speculator.counts
+    assert not any(speculator.policy.cost.known(1 + count) for count in range(1, 9))
 
 
 def test_a_sequence_is_held_rarely_if_steps_admit_nothing() -> None:

@@ -163,14 +163,26 @@ def begun(out: Path, lines: bytes, **changed: Any) -> Path:
 
 
 _PLAIN: dict[str, Any] = {"model": "m", "engine": {}}
-_LINES = [(json.dumps(asdict(Answer([1, 2], [3], 0.7, number, False))) + "\n").encode() for number in range(4)]
+VOCAB = 200
+SOURCE = replace(maker(4), seed=0)
+ANSWERS = [
+    Answer(SOURCE.prompt(number), [3], SOURCE.temperature(number), number, SOURCE.held_out(number))
+    for number in range(4)
+]
+
+
+def lines_of(answers: list[Answer]) -> list[bytes]:
+    return [(json.dumps(asdict(one)) + "\n").encode() for one in answers]
+
+
+_LINES = lines_of(ANSWERS)
 
 
 def test_answers_of_another_head_are_taken(tmp_path: Path) -> None:
     """With another method and recipe; a line that is being written stays there, and is not taken."""
     other = {"method": "dflash", "epochs": 9, "batch": 1, "drafts": 1, "layers": 5, "rate": 0.5, "answers": 9}
     source, folder = begun(tmp_path / "one", b"".join(_LINES) + b"{", **other), tmp_path / "two"
-    check_source(SETTINGS, source)
+    check_source(SETTINGS, source, SOURCE, VOCAB)
     folder.mkdir()
     take_answers(source, folder, 3)
     assert (folder / "answers.jsonl").read_bytes() == b"".join(_LINES[:3])
@@ -191,18 +203,47 @@ def test_answers_of_another_head_are_taken(tmp_path: Path) -> None:
 )
 def test_answers_of_something_else_are_refused(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"--answers-from {tmp_path}: {why}"):
-        check_source(replace(SETTINGS, **_PLAIN), begun(tmp_path, b"", **_PLAIN | changed))
+        check_source(replace(SETTINGS, **_PLAIN), begun(tmp_path, b"", **_PLAIN | changed), SOURCE, VOCAB)
 
 
 def test_a_directory_without_answers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no head was trained there"):
-        check_source(SETTINGS, tmp_path)
+        check_source(SETTINGS, tmp_path, SOURCE, VOCAB)
     settle(SETTINGS, tmp_path, False)
     with pytest.raises(ConfigError, match="no head was trained there"):
-        check_source(SETTINGS, tmp_path)
+        check_source(SETTINGS, tmp_path, SOURCE, VOCAB)
     (tmp_path / "training" / "answers.jsonl").write_bytes(b"[]\n")
     with pytest.raises(CheckpointError, match="not the answers that a training has written"):
-        check_source(SETTINGS, tmp_path)
+        check_source(SETTINGS, tmp_path, SOURCE, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "why"),
+    [
+        ({"tokens": [3, VOCAB]}, CheckpointError, "answers.jsonl: answer 2 has a token that the model does not have"),
+        ({"tokens": [-1]}, CheckpointError, "answer 2 has a token"),
+        ({"prompt": [1, 2]}, ConfigError, "answer 2 is not to the prompt .* leave out --answers-from"),
+        ({"seed": 7}, ConfigError, "answer 2 is not to the prompt"),
+        ({"held_out": True}, ConfigError, "answer 2 is not to the prompt"),
+        ({"tokens": "3"}, CheckpointError, "answers.jsonl: not the answers that a training has written"),
+        ({"tokens": [3.5]}, CheckpointError, "not the answers"),
+        ({"prompt": None}, CheckpointError, "not the answers"),
+        ({"seed": "0"}, CheckpointError, "not the answers"),
+    ],
+)
+def test_answers_to_something_else_are_refused(
+    changed: dict[str, Any], error: type[Exception], why: str, tmp_path: Path
+) -> None:
+    answers = [*ANSWERS[:2], replace(ANSWERS[2], **changed), ANSWERS[3]]
+    source = begun(tmp_path, b"".join(lines_of(answers)))
+    with pytest.raises(error, match=why):
+        check_source(SETTINGS, source, SOURCE, VOCAB)
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"\xff", b"3", b"{}", b'{"prompt": 1}'])
+def test_a_line_that_is_no_answer_is_refused(line: bytes, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"answers\.jsonl: not the answers that a training has written"):
+        check_source(SETTINGS, begun(tmp_path, line + b"\n"), SOURCE, VOCAB)
 
 
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:

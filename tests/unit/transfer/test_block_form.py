@@ -165,7 +165,7 @@ def test_what_cannot_be_converted_is_refused_with_both_values(change: dict[str, 
 
 def test_an_order_must_say_its_tokens() -> None:
     ours, theirs = identity_of(16, 1), identity_of(32, 1)
-    with pytest.raises(TransferRefused, match=r"32 tokens on 1 ranks, here 16 on 1.*does not say"):
+    with pytest.raises(TransferRefused, match=r"32 tokens, tensor parallel 1; here 16 and 1.*does not say"):
         converted(Order("a", [bytes(16)], 1.0), ours, theirs)
     with pytest.raises(TransferError, match="not one of its tokens"):
         converted(Order("a", [bytes(16)], 1.0, prefix=Prefix(range(64), 64)), ours, theirs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.errors import PlatformError
+from headrace.platforms.option_errors import unknown_option
 
 __all__ = ["TRITON", "AcceleratorOptions", "read_accelerator_options"]
 
@@ -49,7 +50,7 @@ def read_accelerator_options(
         if name in _REFUSED:
             raise PlatformError(f"{platform}: option {name} does not apply: {_REFUSED[name]}")
         if name not in known:
-            raise PlatformError(f"{platform}: unknown option {name!r}; there are {', '.join(known)}")
+            raise unknown_option(platform, name, known)
     options = replace(defaults, **given)
     if options.dtype not in (None, *_DTYPES):
         raise PlatformError(f"{platform}: option dtype is {options.dtype!r}: choose one of {', '.join(_DTYPES)}")

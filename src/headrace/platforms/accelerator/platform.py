@@ -80,7 +80,7 @@ class AcceleratorPlatform:
         try:
             count = int(runtime.module.device_count())
             if not 0 <= index < count:
-                raise PlatformError(f"{self.name}: there are {count} devices, but index {index} was requested")
+                raise PlatformError(f"{self.name}: device {index} was requested; devices here: {count}")
             device: Device = self._home().open_device(
                 runtime, index, parsed, **({"source": self._source} if self._source else {})
             )

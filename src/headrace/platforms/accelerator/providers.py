@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Provider:
     """Operators that it has but that Triton still serves, with the reason."""
     eager: str = ""
     """Why steps with it cannot be captured; empty if they can."""
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Optional operators that the device lacks with it, with the reason."""
 
 
 class SharedOperator:
@@ -79,8 +81,8 @@ class ProvidedOperators:
 def with_provider(
     provider: Provider, table: Mapping[str, Callable[..., Any]], device: torch.device
 ) -> ProvidedOperators:
-    """`table` with the provider's operators. Raises PlatformError if the library is not installed or cannot be
-    loaded."""
+    """`table` with the provider's operators, and without those that do not go with it. Raises PlatformError if the
+    library is not installed or cannot be loaded."""
     try:
         library = importlib.import_module(provider.module)
     except Exception as error:
@@ -88,9 +90,9 @@ def with_provider(
     others = {spec.name: table.get(spec.name) or spec.reference for spec in OPS}
     own: Mapping[str, Any] = importlib.import_module(provider.home).operators(library, others, device)
     reasons = {name: operator.reason for name, operator in own.items()}
-    operators: dict[str, Callable[..., Any]] = dict(table)
+    operators = {name: operator for name, operator in table.items() if name not in provider.without}
     operators.update(own)
-    return ProvidedOperators(operators, {**provider.lacks, **reasons}, provider.eager)
+    return ProvidedOperators(operators, {**provider.lacks, **provider.without, **reasons}, provider.eager)
 
 
 def without_provider(table: Mapping[str, Callable[..., Any]]) -> ProvidedOperators:

@@ -14,6 +14,7 @@ from headrace.environment import read_environment
 from headrace.errors import PlatformError
 from headrace.platforms.host import host_memory, host_name, physical_cores
 from headrace.platforms.interface import Device, Platform
+from headrace.platforms.option_errors import unknown_option
 from headrace.types import API_VERSION, DeviceInfo
 
 __all__ = ["CpuPlatform", "headrace_platforms"]
@@ -46,7 +47,7 @@ class CpuPlatform:
             raise PlatformError(f"cpu: there is one device, index 0, but {index} was requested")
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
-            raise PlatformError(f"cpu: unknown option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
+            raise unknown_option("cpu", unknown[0], OPTIONS)
         reason = _why_by_reference(options)
         if reason is not None:
             return CpuDevice(**options, reason=reason)

@@ -36,6 +36,7 @@ TRAITS = Traits(
             remedy="pip install flashinfer-python",
             lacks={},
             eager="FlashInfer plans every step on the host",
+            without={"place": "FlashInfer reads the lengths of a step on the host, before drafts could change them"},
         )
     },
 )  # fmt: skip

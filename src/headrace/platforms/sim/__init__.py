@@ -15,6 +15,7 @@ import pluggy
 
 from headrace.errors import PlatformError
 from headrace.platforms.interface import Device, Platform
+from headrace.platforms.option_errors import unknown_option
 from headrace.platforms.sim.cost import SimMachine
 from headrace.types import API_VERSION, DeviceInfo
 
@@ -42,9 +43,10 @@ class SimPlatform:
         if index != 0:
             raise PlatformError(f"sim: there is one device, index 0, but {index} was requested")
         known = [field.name for field in fields(SimMachine)]
-        unknown = sorted(set(options) - {*known, "realtime", "dtype"})
+        allowed = [*known, "realtime", "dtype"]
+        unknown = sorted(set(options) - set(allowed))
         if unknown:
-            raise PlatformError(f"sim: unknown option {unknown[0]!r}; there are {', '.join(known)}, realtime, dtype")
+            raise unknown_option("sim", unknown[0], allowed)
         machine = {name: value for name, value in options.items() if name in known}
         for name, value in machine.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

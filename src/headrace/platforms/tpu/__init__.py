@@ -56,7 +56,7 @@ class TpuPlatform:
             runtime = self._runtime()
             count = runtime.device_count()
             if not 0 <= index < count:
-                raise PlatformError(f"tpu: there are {count} devices, but index {index} was requested")
+                raise PlatformError(f"tpu: device {index} was requested; devices here: {count}")
             return TpuDevice(runtime, index, tpu_discovery.chip(self.machine), parsed)
         except (RuntimeError, OSError, ImportError) as error:
             raise PlatformError(f"tpu: device {index} cannot be opened: {error}") from error

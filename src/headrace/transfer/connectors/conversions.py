@@ -29,8 +29,8 @@ def converted(order: Order, ours: Identity, theirs: Identity) -> ConvertedOrder:
     prefix = order.prefix
     if prefix is None or ours.form is None or theirs.form is None:
         raise TransferRefused(
-            f"it has other blocks ({theirs.block_size} tokens on {theirs.tensor_parallel_size} ranks, here "
-            f"{ours.block_size} on {ours.tensor_parallel_size}), and the order does not say which tokens they hold"
+            f"it has other blocks ({theirs.block_size} tokens, tensor parallel {theirs.tensor_parallel_size}; here "
+            f"{ours.block_size} and {ours.tensor_parallel_size}), and the order does not say which tokens they hold"
         )
     start = _place(order.hashes[0], ours, prefix) * ours.block_size if order.hashes else 0
     end = start + len(order.hashes) * ours.block_size
