@@ -79,9 +79,9 @@ class Rounds:
                     self.found.append((list(seq.tokens), count, own))
             return made
 
-        def ending(drafter: HeadDrafter, sequence: str) -> None:
+        def ending(drafter: HeadDrafter, sequence: str, keep: bool) -> None:
             self._resolve(self._placed.pop(sequence, []), list(drafter._sequences[sequence].tokens))
-            end(drafter, sequence)
+            end(drafter, sequence, keep)
 
         patch.setattr(HeadDrafter, "_drafts", drafting)
         patch.setattr(HeadDrafter, "_read", reading)

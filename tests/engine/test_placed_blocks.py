@@ -62,9 +62,9 @@ class BlockRecord(Rounds):
                     self.found.append((list(seq.tokens), len(drafts), drafts))
             return made
 
-        def ending(drafter: PlacedBlocks, sequence: str) -> None:
+        def ending(drafter: PlacedBlocks, sequence: str, keep: bool) -> None:
             self._resolve(self._placed.pop(sequence, []), list(drafter._sequences[sequence].tokens))
-            end(drafter, sequence)
+            end(drafter, sequence, keep)
 
         patch.setattr(PlacedBlocks, "_timed", timing)
         patch.setattr(PlacedBlocks, "end", ending)
