@@ -14,7 +14,11 @@ from server_harness import VOCAB, make_model
 
 from headrace.engine import startup
 from headrace.engine.head_drafter import HeadDrafter
+from headrace.engine.head_passes import HeadPasses
+from headrace.engine.head_plans import HeadPass
 from headrace.engine.startup import Engine, build_on
+from headrace.errors import PlatformError
+from headrace.platforms.interface import Pending
 from headrace.speculation import model_speculator
 from headrace.speculation.acceptance import AcceptanceCounts
 from headrace.speculation.model_speculator import ModelSpeculator
@@ -82,9 +86,35 @@ def watch(patch: pytest.MonkeyPatch, eager: bool = True) -> Built:
 
     patch.setattr(startup, "build_on", build)
     if eager:
-        patch.setattr(model_speculator, "_FUNDS", math.inf)
-        patch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(7)))
+        speculate_always(patch, 7)
     return built
+
+
+def speculate_always(patch: pytest.MonkeyPatch, seed: int) -> None:
+    """Engines that are built from now on draft whatever it costs, so that their drafts depend on no time."""
+    patch.setattr(model_speculator, "_FUNDS", math.inf)
+    patch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(seed)))
+
+
+class FailedPass:
+    """The result of a pass in which a kernel failed."""
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        raise PlatformError("a kernel failed")
+
+
+def fail_following(patch: pytest.MonkeyPatch, built: Built) -> None:
+    """The passes of an engine that is built behind the first 20 fail, when something reads their results."""
+    calls, following = [0], HeadPasses.following
+
+    def failing(passes: HeadPasses, step: HeadPass, depth: int) -> Pending:
+        found, calls[0] = following(passes, step, depth), calls[0] + bool(built.engines)
+        return FailedPass() if calls[0] > 20 else found
+
+    patch.setattr(HeadPasses, "following", failing)
 
 
 def save_draft(directory: Path, **more: Any) -> Path:

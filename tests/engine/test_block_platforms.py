@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 from block_draft_checkpoints import save
-from draft_engine import EagerPolicy
+from draft_engine import speculate_always
 from test_head_platforms import answers, device  # noqa: F401
 
-from headrace.engine import startup
 from headrace.engine.placed_blocks import PlacedBlocks
 from headrace.platforms.cpu.device import CpuDevice
-from headrace.speculation.model_speculator import ModelSpeculator
 
 
 def test_answers_are_those_without_drafts(
@@ -23,7 +21,7 @@ def test_answers_are_those_without_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a vocabulary of its own."""
-    monkeypatch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(2)))
+    speculate_always(monkeypatch, 2)
     plain, _ = answers(device, tiny_llama, None)
     found, engine = answers(device, tiny_llama, f"dflash:{save('speculators', tmp_path / 'drafter')}")
     assert found == plain

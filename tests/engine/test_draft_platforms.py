@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_engine import EagerPolicy, save_draft
+from draft_engine import save_draft, speculate_always
 from engine_harness import config_of
 from fake_machines import VENDORS
 from test_draft_heads import save_target
 from test_head_platforms import _tpu, answers
 
-from headrace.engine import startup
 from headrace.engine.rank_loading import drafts_of
 from headrace.platforms.cpu.device import CpuDevice
-from headrace.speculation.model_speculator import ModelSpeculator
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_answers_are_those_without_drafts(device: Any, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(2)))
+    speculate_always(monkeypatch, 2)
     plain, _ = answers(device, target, None)
     speculate = f"draft:{target / 'small'}"
     found, engine = answers(device, target, speculate)

@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_engine import EagerPolicy
+from draft_engine import speculate_always
 from engine_harness import config_of
 from fake_machines import VENDORS, machine, torch_folder
 from fake_xla import FakeXla
-from plain_heads import add_mtp, save_eagle3
-from test_draft_heads import VOCAB, save_target
+from test_draft_heads import VOCAB, save_target_with_heads
 from tiny_models import prompt as random_prompt
 
 from headrace.checkpoints.checkpoint import open_checkpoint
-from headrace.engine import startup
 from headrace.engine.rank_loading import drafts_of
 from headrace.engine.startup import Engine, build_on
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform
-from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.types import Request, SamplingParams
 
 METHODS = ("eagle3", "mtp")
@@ -29,11 +26,7 @@ METHODS = ("eagle3", "mtp")
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("target")
-    save_target(path)
-    add_mtp(path, "mimo")
-    save_eagle3(path / "head", "A")
-    return path
+    return save_target_with_heads(tmp_path_factory.mktemp("target"), "mimo")
 
 
 def _tpu(root: Path, dtype: str) -> Any:
@@ -108,7 +101,7 @@ def test_answers_are_those_without_drafts(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(2)))
+    speculate_always(monkeypatch, 2)
     kind = request.node.callspec.params["device"]
     if kind not in plain:
         plain[kind], _ = answers(device, target, None)
