@@ -15,7 +15,7 @@ from block_draft_reading import Reading
 from draft_engine import Built, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
 from safetensors.torch import load_file, save_file
-from test_engine_bits import COUNT, VOCAB, WAYS, leave_half, mixed, same
+from test_engine_bits import COUNT, VOCAB, WAYS, crowded, leave_half, mixed, same
 from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
@@ -190,9 +190,7 @@ def test_any_schedule(
 def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = watch(monkeypatch)
     drafter = save("dspark-gated", tmp_path / "dspark-gated")
-    requests = [
-        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
-    ]
+    requests = crowded()
     expected = alone(tiny_llama, requests[::5])
 
     async def main() -> None:

@@ -53,7 +53,7 @@ class Cache:
     def __init__(self, kv: Any) -> None:
         self.kv = kv
 
-    def read(self, executable: Any, inputs: Any) -> Any:
+    def read(self, executable: Any, inputs: Any, with_history: bool = False) -> Any:
         self.kv, outputs = executable(self.kv, inputs)
         return outputs
 

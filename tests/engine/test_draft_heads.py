@@ -33,6 +33,14 @@ def save_target(directory: Path) -> Any:
     return tiny_models.save("llama", directory, vocab_size=VOCAB, max_position_embeddings=512)
 
 
+def save_target_with_heads(directory: Path, mtp: str) -> Path:
+    """A target with a random head of its own, in the layout `mtp`, and beside it an EAGLE-3 head."""
+    save_target(directory)
+    add_mtp(directory, mtp)
+    save_eagle3(directory / "head", "A")
+    return directory
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path = tmp_path_factory.mktemp("target")

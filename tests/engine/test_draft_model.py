@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_engine import Built, save_draft, watch
+from draft_engine import Built, fail_following, save_draft, watch
 from engine_harness import Answer, alone, engine, idle, in_turn, request, together
-from test_engine_bits import COUNT, VOCAB, WAYS, leave_half, mixed, same
+from test_engine_bits import COUNT, VOCAB, WAYS, crowded, leave_half, mixed, same
 from tiny_models import prompt as random_prompt
 
 from headrace.engine.head_drafter import HeadDrafter
@@ -105,9 +105,7 @@ def test_in_a_batch_cold_then_warm(
 
 def test_preempted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = watch(monkeypatch)
-    requests = [
-        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
-    ]
+    requests = crowded()
     expected = alone(tiny_llama, requests[::5])
 
     async def main() -> None:
@@ -290,20 +288,8 @@ def test_a_pass_that_nothing_waits_for_may_fail(
     tiny_llama: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error is found with a later round, and answers stay the same."""
-    built, calls, following = watch(monkeypatch), [0], HeadPasses.following
-
-    class Failed:
-        def done(self) -> bool:
-            return True
-
-        def result(self) -> Any:
-            raise PlatformError("a kernel failed")
-
-    def failing(passes: HeadPasses, step: HeadPass, depth: int) -> Pending:
-        found, calls[0] = following(passes, step, depth), calls[0] + bool(built.engines)
-        return Failed() if calls[0] > 20 else found
-
-    monkeypatch.setattr(HeadPasses, "following", failing)
+    built = watch(monkeypatch)
+    fail_following(monkeypatch, built)
 
     async def main() -> None:
         async with engine(tiny_llama, speculate=f"draft:{tiny_llama}") as client:

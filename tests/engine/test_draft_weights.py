@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from block_draft_checkpoints import save as save_block_draft
 from draft_engine import save_draft, watch
 from engine_harness import Answer, alone, config_of, engine, idle, together
-from plain_heads import add_mtp, save_eagle3
-from test_draft_heads import TOKENS, save_target
+from test_draft_heads import TOKENS, save_target_with_heads
 from test_engine_bits import mixed, same
 
 from headrace.checkpoints.checkpoint import open_checkpoint
@@ -30,10 +31,7 @@ COUNT = 4
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target with a head of its own, and a drafter of each kind beside it."""
-    path = tmp_path_factory.mktemp("target")
-    save_target(path)
-    add_mtp(path, "mimo")
-    save_eagle3(path / "head", "A")
+    path = save_target_with_heads(tmp_path_factory.mktemp("target"), "mimo")
     save_draft(path / "draft")
     return path
 
@@ -94,9 +92,9 @@ def test_the_plan_has_the_memory_of_the_narrow_weights(
     assert plan_engine(config_of(model, speculate=method)).draft_weights == "as stored"
 
 
-def test_the_planned_bytes_are_those_that_are_loaded(target: Path) -> None:
-    """Up to the scales of parts of a matrix: in so small a head 1 % of what is saved."""
-    checkpoint = open_checkpoint(target)
+def planned_and_loaded(model: Path, speculate: str, find: Callable[..., Any]) -> dict[str, tuple[int, int]]:
+    """The bytes of a drafter's weights by precision: what the plan has, and what loading them counts."""
+    checkpoint = open_checkpoint(model)
     platform, _ = discover().select_platform("cpu")
     device = platform.open(0, {"threads": 1})
     found = dict[str, tuple[int, int]]()
@@ -104,14 +102,19 @@ def test_the_planned_bytes_are_those_that_are_loaded(target: Path) -> None:
         ops = bind(device)
         weights = checkpoint.build(ops, 64).weights
         for kind in ("none", "int8"):
-            config = config_of(target, speculate=f"eagle3:{target / 'head'}", drafts=kind)
-            source = find_head(config, checkpoint, device)
+            source = find(config_of(model, speculate=speculate, drafts=kind), checkpoint, device)
             assert source is not None
             source.max_model_len = 64
             source.load(device, ops, weights, lambda weight, operators: weight, lambda vector: vector)
             found[kind] = source.total_bytes, source.precision.loaded
     finally:
         device.close()
+    return found
+
+
+def test_the_planned_bytes_are_those_that_are_loaded(target: Path) -> None:
+    """Up to the scales of parts of a matrix: in so small a head 1 % of what is saved."""
+    found = planned_and_loaded(target, f"eagle3:{target / 'head'}", find_head)
     planned, loaded = (before - after for before, after in zip(found["none"], found["int8"], strict=True))
     assert planned == pytest.approx(loaded, rel=0.02)
 
@@ -119,22 +122,7 @@ def test_the_planned_bytes_are_those_that_are_loaded(target: Path) -> None:
 def test_the_plan_of_a_block_drafter_has_both_copies_of_its_keys_and_values(tiny_llama: Path, tmp_path: Path) -> None:
     """The text's are computed by matrices of their own. Files have headers and norms, too."""
     drafter = save_block_draft("zlab", tmp_path / "dflash")
-    checkpoint = open_checkpoint(tiny_llama)
-    platform, _ = discover().select_platform("cpu")
-    device = platform.open(0, {"threads": 1})
-    found = dict[str, tuple[int, int]]()
-    try:
-        ops = bind(device)
-        weights = checkpoint.build(ops, 64).weights
-        for kind in ("none", "int8"):
-            source = find_block_draft(
-                config_of(tiny_llama, speculate=f"dflash:{drafter}", drafts=kind), checkpoint, device
-            )
-            assert source is not None
-            source.load(device, ops, weights, lambda weight, operators: weight, lambda vector: vector)
-            found[kind] = source.total_bytes, source.precision.loaded
-    finally:
-        device.close()
+    found = planned_and_loaded(tiny_llama, f"dflash:{drafter}", find_block_draft)
     planned, loaded = (before - after for before, after in zip(found["none"], found["int8"], strict=True))
     assert planned == pytest.approx(loaded, rel=0.02)
     planned, loaded = found["none"]

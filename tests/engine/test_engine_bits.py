@@ -42,6 +42,13 @@ def mixed(count: int, longest: int = 90, **params: Any) -> list[GenerateRequest]
     return found
 
 
+def crowded() -> list[GenerateRequest]:
+    """More and longer sequences than 41 blocks hold."""
+    return [
+        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
+    ]
+
+
 def same(found: list[Answer], wanted: list[Answer]) -> None:
     for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.bits == other.bits, at
@@ -112,9 +119,7 @@ def test_greedy_tokens_are_those_of_transformers(tiny_llama: Path) -> None:
 
 def test_preempted(tiny_llama: Path) -> None:
     """A pool of 40 blocks, chunks of 16, 16 requests of 64 + 64 tokens."""
-    requests = [
-        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
-    ]
+    requests = crowded()
     expected = alone(tiny_llama, requests[::3])
 
     async def main() -> None:

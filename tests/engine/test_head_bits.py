@@ -10,21 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from draft_engine import Built, watch
+from draft_engine import Built, fail_following, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
-from plain_heads import FFN, HEADS, LAYER, VOCAB, H, add_mtp, save_eagle3
+from plain_heads import FFN, HEADS, LAYER, VOCAB, H, add_mtp
 from safetensors.torch import load_file, save_file
-from test_draft_heads import TOKENS, balanced, save_target
+from test_draft_heads import TOKENS, balanced, save_target, save_target_with_heads
 from test_engine_bits import COUNT, WAYS, leave_half, mixed, same
 from tiny_models import prompt as random_prompt
 
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import Config, ModelConfig, ParallelConfig
-from headrace.engine.head_passes import HeadPasses
-from headrace.engine.head_plans import HeadPass
-from headrace.errors import PlatformError
 from headrace.platforms.cpu.native import missing
-from headrace.platforms.interface import Pending
 from headrace.tokenization.tokenizer import load_tokenizer
 
 METHODS = ("eagle3", "mtp")
@@ -32,12 +28,7 @@ METHODS = ("eagle3", "mtp")
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target with a random head of its own, and beside it an EAGLE-3 head."""
-    path = tmp_path_factory.mktemp("target")
-    save_target(path)
-    add_mtp(path, "deepseek")
-    save_eagle3(path / "head", "A")
-    return path
+    return save_target_with_heads(tmp_path_factory.mktemp("target"), "deepseek")
 
 
 @pytest.fixture(scope="module")
@@ -205,20 +196,8 @@ def test_a_pass_that_nothing_waits_for_may_fail(
     target: Path, wanted: list[Answer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error is found with a later round, and answers stay the same."""
-    built, calls, following = watch(monkeypatch), [0], HeadPasses.following
-
-    class Failed:
-        def done(self) -> bool:
-            return True
-
-        def result(self) -> Any:
-            raise PlatformError("a kernel failed")
-
-    def failing(passes: HeadPasses, step: HeadPass, depth: int) -> Pending:
-        found, calls[0] = following(passes, step, depth), calls[0] + bool(built.engines)
-        return Failed() if calls[0] > 20 else found
-
-    monkeypatch.setattr(HeadPasses, "following", failing)
+    built = watch(monkeypatch)
+    fail_following(monkeypatch, built)
 
     async def main() -> None:
         async with engine(target, speculate=method_of("eagle3", target)) as client:

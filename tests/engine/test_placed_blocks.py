@@ -12,12 +12,12 @@ import pytest
 import torch
 from block_draft_checkpoints import CONFIGS, save, tensors
 from block_draft_reading import Reading
-from draft_engine import Built, watch
+from draft_engine import Built, FailedPass, watch
 from engine_harness import Answer, alone, engine, idle, in_turn, request, together
 from safetensors.torch import load_file, save_file
 from test_block_drafts_bits import hidden_states, picking
 from test_draft_heads import Placed, Rounds
-from test_engine_bits import COUNT, VOCAB, WAYS, mixed, same
+from test_engine_bits import COUNT, VOCAB, WAYS, crowded, mixed, same
 from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
@@ -189,9 +189,7 @@ def test_a_drafter_that_is_always_wrong_changes_nothing(
 def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = watch(monkeypatch)
     drafter = save("speculators", tmp_path / "speculators")
-    work = [
-        request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=64, **WAYS[at % len(WAYS)]) for at in range(16)
-    ]
+    work = crowded()
     expected = alone(tiny_llama, work[::5])
 
     async def main() -> None:
@@ -202,16 +200,6 @@ def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     asyncio.run(main())
     assert built.counts.drafted > 50
-
-
-class Failed:
-    """The result of a pass in which a kernel failed."""
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        raise PlatformError("a kernel failed")
 
 
 @pytest.mark.parametrize("launch", [True, False])
@@ -232,7 +220,7 @@ def test_a_pass_that_nothing_waits_for_may_fail(
         if launch and calls[0] > 5:
             raise PlatformError("a kernel failed")
         found = launched(model, *given)
-        return found._replace(drawn=Failed()) if calls[0] > 5 else found
+        return found._replace(drawn=FailedPass()) if calls[0] > 5 else found
 
     monkeypatch.setattr(PlacedBlocks, "_launch", failing)
 

@@ -15,9 +15,8 @@ from block_draft_checkpoints import save
 from draft_engine import Built, save_draft, watch
 from engine_harness import Answer, GroupingClient, answer, idle, in_turn, request, together
 from pipeline_harness import pipeline
-from plain_heads import add_mtp, save_eagle3
 from seeded_drafts import EnginePlaced, use
-from test_draft_heads import balanced, save_target
+from test_draft_heads import balanced, save_target_with_heads
 from test_engine_bits import leave_half, same
 from test_head_bits import drafted, method_of
 from test_parallel_engine import followers
@@ -40,10 +39,7 @@ FORMED: dict[str, Any] = {"allowed_token_ids": None, "stop_token_ids": (), "igno
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target with a head of its own, and beside it an EAGLE-3 head."""
-    path = tmp_path_factory.mktemp("target")
-    save_target(path)
-    add_mtp(path, "deepseek")
-    save_eagle3(path / "head", "A")
+    path = save_target_with_heads(tmp_path_factory.mktemp("target"), "deepseek")
     save_draft(path / "small")
     return path
 

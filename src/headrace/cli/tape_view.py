@@ -48,8 +48,7 @@ def render_tape(report: StepProfile) -> Iterator[str]:
     limits = report.limits
     yield (
         f"{report.model}: a step of {counted(report.tokens, 'token')} of one sequence after {report.context}, on a "
-        "machine that "
-        f"reads {limits.read / 1e9:.1f} GB/s and multiplies {limits.float32 / 1e9:.0f} (float32), "
+        f"machine that reads {limits.read / 1e9:.1f} GB/s and multiplies {limits.float32 / 1e9:.0f} (float32), "
         f"{limits.bfloat16 / 1e9:.0f} (bfloat16), {limits.int8 / 1e9:.0f} (int8) Gop/s"
     )
     rows = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from headrace.engine.core_loop import EngineCore, StepRunner
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.kernels.registry import bind, pack
 from headrace.kernels.weight import Weight
+from headrace.models.decoder import LayerWeights
 from headrace.models.features import FINAL, FeatureTap, TapPart, feature_layer
 from headrace.platforms.interface import KV, Device, Tensor
 from headrace.types import Capabilities, Delta, KVLayout, LayerKV, Request, SamplingParams
@@ -27,16 +27,6 @@ HIDDEN, HEADS, WIDE, VOCAB, _LAYERS, LONGEST = 64, 4, 96, 128, 2, 256
 EPS = 1e-6
 Answer = tuple[list[int], list[float]]
 """Token ids and their logprobs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    norm: Tensor
-    qkv: Weight
-    output: Weight
-    second_norm: Tensor
-    gate_up: Weight
-    down: Weight
 
 
 class TinyModel:
@@ -52,7 +42,7 @@ class TinyModel:
         self.kv_heads = 2 if "gqa" in able.attention_features else HEADS
         rng = np.random.default_rng(11)
         self.embedding = self.weight(rng, VOCAB, HIDDEN, "embedding")
-        self._layers = [self._layer(rng) for _ in range(_LAYERS)]
+        self._layers = [self.layer(rng) for _ in range(_LAYERS)]
         self._norm = self.vector(rng)
         self.head = self.weight(rng, VOCAB, HIDDEN, "logits")
         half = self.dim // 2
@@ -72,21 +62,21 @@ class TinyModel:
     def forward(self, batch: Any, kv: KV, history: Tensor) -> Tensor:
         ops = self.ops
         residual = ops.embedding(ops.resolve_tokens(batch, history), self.embedding, 1.0)
-        x = ops.rms_norm(residual, self._layers[0].norm, EPS)
+        x = ops.rms_norm(residual, self._layers[0].input_norm, EPS)
         for index, layer in enumerate(self._layers):
-            following = self._layers[index + 1].norm if index + 1 < _LAYERS else self._norm
+            following = self._layers[index + 1].input_norm if index + 1 < _LAYERS else self._norm
             qkv = ops.linear(x, layer.qkv)
             q = ops.rotary_cache(qkv, batch, kv, index, self._cos_sin, HEADS, None, None, EPS)
             x = ops.linear(ops.attention(q, batch, kv, index, self.dim**-0.5, None, None, None, None), layer.output)
-            x, residual = ops.add_rms_norm(x, residual, layer.second_norm, EPS)
+            x, residual = ops.add_rms_norm(x, residual, layer.mlp_norm, EPS)
             x = ops.linear(ops.gated_activation(ops.linear(x, layer.gate_up), "silu"), layer.down)
             x, residual = ops.add_rms_norm(x, residual, following, EPS)
         if self.tap is not None:
             self.tap.keep(self.tap.add(None, FINAL, x), batch, kv)
         return ops.logits(x, batch, self.head, None)
 
-    def _layer(self, rng: np.random.Generator) -> _Layer:
-        return _Layer(
+    def layer(self, rng: np.random.Generator) -> LayerWeights:
+        return LayerWeights(
             self.vector(rng),
             self.weight(rng, (HEADS + 2 * self.kv_heads) * self.dim, HIDDEN),
             self.weight(rng, HIDDEN, HEADS * self.dim),

@@ -17,7 +17,7 @@ from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.runner import Runner
 from headrace.models.config import DecoderConfig, LayerConfig, Rope
-from headrace.models.decoder import Decoder, DecoderWeights, LayerWeights
+from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.draft_heads import DraftHead, MtpJoin
 from headrace.platforms.interface import Device
 from headrace.types import Request
@@ -132,14 +132,7 @@ class HeadServing(Serving):
 def _head(device: Device, target: TinyModel) -> DraftHead:
     """Random weights from a fixed seed, with the target's own embedding and output matrix."""
     rng = np.random.default_rng(12)
-    layer = LayerWeights(
-        target.vector(rng),
-        target.weight(rng, (HEADS + 2 * target.kv_heads) * target.dim, HIDDEN),
-        target.weight(rng, HIDDEN, HEADS * target.dim),
-        target.vector(rng),
-        target.weight(rng, 2 * WIDE, HIDDEN),
-        target.weight(rng, HIDDEN, WIDE),
-    )
+    layer = target.layer(rng)
     norms = target.vector(rng), target.vector(rng)
     products = target.weight(rng, HIDDEN, HIDDEN), target.weight(rng, HIDDEN, HIDDEN)
     weights = DecoderWeights(target.embedding, [layer], target.vector(rng), target.head)

@@ -14,7 +14,7 @@ from headrace.kernels.inputs import batch_of, parameter_arrays
 from headrace.models.block_draft_config import BlockDraftConfig
 from headrace.models.block_drafter import BlockBatch
 from headrace.sampling import DEVICE_ROWS
-from headrace.types import GIVEN, NO_TOKEN, SamplingBatch
+from headrace.types import NO_TOKEN, SamplingBatch
 
 __all__ = ["BlockPlace", "block_arrays", "block_batch", "block_draws", "drawn_arrays"]
 
@@ -59,7 +59,7 @@ def drawn_arrays(
     """The inputs of a round whose tokens the device draws, unpadded; `bounds` as in `head_plans.HeadPass`."""
     rows = _rows(config, places, block_size)
     slots = np.array([seq.slot for seq in seqs], np.int32)
-    bounds = np.array([seq.known if seq.uncertain else GIVEN for seq in seqs], np.int32)
+    bounds = np.array([seq.bound for seq in seqs], np.int32)
     prompts = np.array([len(seq.request.prompt) for seq in seqs], np.int32)
     count = len(rows["rows"])
     return {

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.block_batch import BlockPlace, block_arrays, block_batch
-from headrace.engine.block_rounds import BlockRounds, BlockSizes
+from headrace.engine.block_rounds import WARM_UP, BlockRounds, BlockSizes, StepCache
 from headrace.kernels.inputs import pad_arrays, sample_inputs_of
 from headrace.models.block_drafter import BlockDrafter
-from headrace.platforms.interface import KV, Device, Executable, Tensor
+from headrace.platforms.interface import KV, Device, Tensor
 from headrace.speculation.block_choice import BlockChoice, BlockRow, ChosenBlocks
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.types import Request
 
-__all__ = ["BlockDraftModel", "StepCache"]
-
-_WARM_UP = 4
-"""Times that each number of blocks is measured at the start."""
-
-
-class StepCache(Protocol):
-    """The members of a runner that a round uses."""
-
-    def read(self, executable: Executable, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Launch an executable on the cache, after all earlier steps."""
+__all__ = ["BlockDraftModel"]
 
 
 class BlockDraftModel(BlockRounds):
@@ -56,7 +46,7 @@ class BlockDraftModel(BlockRounds):
     def warm_up(self) -> None:
         """Make what is made on first use, and measure. Raises what the device raises."""
         for count in {1, self._together}:
-            for _ in range(_WARM_UP):
+            for _ in range(WARM_UP):
                 places = [BlockPlace(0, 0, np.zeros(0, np.int32))] * count
                 self._guess(places, [BlockRow(0, 1)] * count)
 

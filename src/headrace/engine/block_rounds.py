@@ -8,8 +8,9 @@ found in the cache has its entries. Only drafts come from here, so a mistake cos
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +20,25 @@ from headrace.engine.block_batch import BlockPlace
 from headrace.engine.head_plans import Drafted
 from headrace.engine.unwaited_rounds import UnwaitedRounds
 from headrace.models.block_drafter import BlockDrafter
-from headrace.platforms.interface import Device
+from headrace.platforms.interface import Device, Executable, Tensor
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.types import Bucket, Request
 
-__all__ = ["BlockRounds", "BlockSizes", "blocks_together", "spare_blocks"]
+__all__ = ["WARM_UP", "BlockRounds", "BlockSizes", "StepCache", "blocks_together", "spare_blocks"]
 
+WARM_UP = 4
+"""Times that each number of blocks is measured at the start."""
 _ROWS = 64
 """Most rows of logits of one pass, unless one block has more."""
+
+
+class StepCache(Protocol):
+    """The members of a runner that a round uses."""
+
+    def read(
+        self, executable: Executable, inputs: Mapping[str, Tensor], with_history: bool = False
+    ) -> Mapping[str, Tensor]:
+        """Launch an executable on the cache, and on the history of tokens if wanted, after all earlier steps."""
 
 
 @dataclass(frozen=True, slots=True)

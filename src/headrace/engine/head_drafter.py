@@ -27,7 +27,7 @@ from headrace.core.drafts import DraftRow
 from headrace.engine.draft_blocks import DraftBlocks
 from headrace.engine.head_passes import HeadPasses
 from headrace.engine.head_plans import Drafted, HeadPass, Span, catch_up_pass, following_pass, known_pass
-from headrace.engine.unwaited_rounds import UnwaitedRounds
+from headrace.engine.unwaited_rounds import UnwaitedRounds, until_none
 from headrace.platforms.interface import Pending
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
 from headrace.types import NO_TOKEN, Request, SamplingParams
@@ -248,12 +248,7 @@ class HeadDrafter(UnwaitedRounds):
             now = self._clock()
             self._observe(step, now - last)
             last = now
-        return [_until_none(own[:count]) for own, (_, count) in zip(found, rows, strict=True)]
+        return [until_none(own[:count]) for own, (_, count) in zip(found, rows, strict=True)]
 
     def _observe(self, step: HeadPass, seconds: float) -> None:
         self.cost.observe(step.plan.num_tokens, step.context, seconds)
-
-
-def _until_none(tokens: list[int]) -> list[int]:
-    """The tokens before the first row that had none to choose."""
-    return next((tokens[:at] for at, token in enumerate(tokens) if token < 0), tokens)

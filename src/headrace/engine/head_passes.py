@@ -173,8 +173,7 @@ class HeadPasses:
             return batch, inputs.get("token_positions"), inputs.get("position")
         own = cast(OptionalOps, self._head.ops)
         found = own.shift(batch, inputs["bounds"], inputs["position"], inputs["history"], self._size)
-        moved = {name: getattr(found, name) for name in ("positions", "slot_mapping", "context_lens")}
-        return replace(batch, **moved), found.next_positions if self.lag else found.positions, found.position
+        return found.of(batch), found.next_positions if self.lag else found.positions, found.position
 
     def _history(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"history": inputs["history"]} if self._carry else {}

@@ -77,6 +77,11 @@ class Drafted:
         """The entries whose tokens are known."""
         return len(self.tokens) - self.lag
 
+    @property
+    def bound(self) -> int:
+        """As `HeadPass.bounds`, if the positions of a pass are upper bounds."""
+        return self.known if self.uncertain else GIVEN
+
     def keys(self, size: int) -> list[BlockKey]:
         """The tokens of each full block."""
         for at in range(len(self._keys) * size, len(self.tokens) - size + 1, size):
@@ -210,7 +215,7 @@ def _pass(
         history_positions=_NO_INTS,
         history_tokens=_NO_INTS,
     )
-    bounds = np.array([GIVEN if exact or not seq.uncertain else seq.known for seq in seqs], np.int32)
+    bounds = np.array([GIVEN if exact else seq.bound for seq in seqs], np.int32)
     return HeadPass(plan, positions + lag, bounds)
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.block_batch import BlockPlace, block_draws, drawn_arrays
-from headrace.engine.block_rounds import BlockRounds, BlockSizes
+from headrace.engine.block_rounds import WARM_UP, BlockRounds, BlockSizes, StepCache
 from headrace.engine.head_plans import Drafted
 from headrace.engine.runner import constraint_sizes
+from headrace.engine.unwaited_rounds import until_none
 from headrace.kernels.inputs import batch_of, pad_arrays, sample_inputs_of
 from headrace.kernels.ops import Batch, OptionalOps, Shifted
 from headrace.models.block_drafter import BlockBatch, BlockDrafter
@@ -27,17 +28,7 @@ from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.types import NO_TOKEN, Bucket, Request, SamplingParams
 
-__all__ = ["HistoryCache", "PlacedBlocks"]
-
-_WARM_UP = 4
-"""Times that each number of blocks is measured at the start."""
-
-
-class HistoryCache(Protocol):
-    """The members of a runner that a round uses."""
-
-    def read(self, executable: Executable, inputs: Mapping[str, Tensor], with_history: bool) -> Mapping[str, Tensor]:
-        """Launch an executable on the cache and the history of tokens, after all earlier steps."""
+__all__ = ["PlacedBlocks"]
 
 
 class _Wanted(NamedTuple):
@@ -77,7 +68,7 @@ class PlacedBlocks(BlockRounds):
         self,
         name: str,
         device: Device,
-        cache: HistoryCache,
+        cache: StepCache,
         drafter: BlockDrafter,
         sizes: BlockSizes,
         columns: npt.NDArray[np.int32] | None = None,
@@ -99,7 +90,7 @@ class PlacedBlocks(BlockRounds):
             request = Request("warm-up", (0,), SamplingParams(temperature=0.0))
             seqs = [Drafted(request, [0], self._drafter.config.decoder.vocab, slot=0, known=1) for _ in range(count)]
             wanted = [_Wanted(row, seq, self.drafts) for row, seq in enumerate(seqs)]
-            for _ in range(_WARM_UP):
+            for _ in range(WARM_UP):
                 # Rounds are not waited for, so their passes run right behind other work: measure them like that.
                 self._launch(self._inputs(wanted))
                 self._timed([wanted])
@@ -125,7 +116,7 @@ class PlacedBlocks(BlockRounds):
                 found = [[] for _ in fit]
             for each, own in zip(fit, found, strict=True):
                 count = min(each.most, self.drafts)
-                tokens[each.row] = [NO_TOKEN] * count if each.seq.placed else _until_none(own[:count])
+                tokens[each.row] = [NO_TOKEN] * count if each.seq.placed else until_none(own[:count])
             self._count(seconds, timed)
         return ModelDrafts(tokens, seconds, [0.0] * len(wanted))
 
@@ -186,8 +177,7 @@ class PlacedBlocks(BlockRounds):
         last = self._shifted(
             replace(batch, positions=inputs["last_positions"], context_lens=inputs["whole_lens"]), inputs
         )
-        names = ("positions", "slot_mapping", "context_lens")
-        batch = replace(batch, **{name: getattr(moved, name) for name in names})
+        batch = moved.of(batch)
         ids = self._drafter.ops.resolve_tokens(batch, inputs["history"])
         block = BlockBatch(replace(batch, token_ids=ids), last.positions, last.context_lens)
         drawn = self._drafter.sample(block, sample_inputs_of({**inputs, "position": moved.position}), kv, self._columns)
@@ -199,8 +189,3 @@ class PlacedBlocks(BlockRounds):
 
     def _history(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {} if self._device.capabilities().in_place_kv else {"history": inputs["history"]}
-
-
-def _until_none(tokens: list[int]) -> list[int]:
-    """The tokens before the first row that had none to choose."""
-    return next((tokens[:at] for at, token in enumerate(tokens) if token < 0), tokens)

@@ -394,6 +394,5 @@ def check_devices(platform: Platform, device: Device, config: Config) -> None:
     if not capabilities.host_memory and first + size > count:
         raise ConfigError(
             f"{counted(size, 'rank')}: platform {platform.name} has {counted(count, 'device')}, and device {first} is "
-            "the first to be used: "
-            f"choose at most {count - first} by tensor_parallel_size and pipeline_parallel_size"
+            f"the first to be used: choose at most {count - first} by tensor_parallel_size and pipeline_parallel_size"
         )

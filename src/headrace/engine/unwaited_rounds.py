@@ -15,7 +15,7 @@ from headrace.platforms.interface import Pending
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.speculation.step_cost import StepCost
 
-__all__ = ["UnwaitedRounds"]
+__all__ = ["UnwaitedRounds", "until_none"]
 
 _MEASURED, _UNKNOWN = 64, 4
 """One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
@@ -82,3 +82,8 @@ class UnwaitedRounds(GuardedRounds):
         while self._unread and all(result.done() for result in self._unread[0]):
             for result in self._unread.popleft():
                 result.result()
+
+
+def until_none(tokens: list[int]) -> list[int]:
+    """The drafts before the first row that had none to choose."""
+    return next((tokens[:at] for at, token in enumerate(tokens) if token < 0), tokens)

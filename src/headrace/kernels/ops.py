@@ -7,7 +7,7 @@ dimensions are padded sizes: `batch.sizes` holds the true ones, and rows past th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -107,6 +107,10 @@ class Shifted(NamedTuple):
     slot_mapping: Tensor
     context_lens: Tensor
     position: Tensor
+
+    def of(self, batch: Batch) -> Batch:
+        """The batch with its tokens there."""
+        return replace(batch, positions=self.positions, slot_mapping=self.slot_mapping, context_lens=self.context_lens)
 
 
 class Ops(Protocol):

@@ -19,6 +19,7 @@ from headrace.tokenization.tokenizer import Tokenizer
 from headrace.types import SamplingParams
 
 __all__ = [
+    "ANSWERS",
     "FEWEST",
     "TEMPERATURE",
     "Answer",
@@ -29,6 +30,8 @@ __all__ = [
     "write_answers",
 ]
 
+ANSWERS = "answers.jsonl"
+"""The file of a training's answers, in its folder."""
 TEMPERATURE = 0.7
 FEWEST = 32
 """Answers, and pieces of text: of 32, two are held out."""

@@ -10,14 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from headrace.errors import CheckpointError, ConfigError
-from headrace.training.answers import PromptMaker, complete_lines, parse_answers
-from headrace.training.settings import TrainingSettings, difference, read_settings
+from headrace.training.answers import ANSWERS, PromptMaker, complete_lines, parse_answers
+from headrace.training.settings import TrainingSettings, difference, folder_of, read_settings
 
 __all__ = ["check_source", "take_answers"]
 
 _OF_ANSWERS = ("model", "text", "answer_tokens", "seed", "engine")
 """The settings that an answer depends on."""
-_FILE = "answers.jsonl"
 
 
 def check_source(settings: TrainingSettings, source: Path, maker: PromptMaker, vocab: int) -> None:
@@ -27,7 +26,7 @@ def check_source(settings: TrainingSettings, source: Path, maker: PromptMaker, v
     Raises ConfigError if its answers are not those that `settings` ask for, CheckpointError for a damaged file.
     """
     before = read_settings(source)
-    file = source / "training" / _FILE
+    file = folder_of(source) / ANSWERS
     if before is None or not file.is_file():
         raise ConfigError(f"--answers-from {source}: no head was trained there, so it has no answers: leave it out")
     now = asdict(settings)
@@ -54,7 +53,7 @@ def check_source(settings: TrainingSettings, source: Path, maker: PromptMaker, v
 def take_answers(source: Path, folder: Path, count: int) -> None:
     """Copy the first `count` answers, or as many as there are, to the training's own `folder`, unless it has some. The
     other training may still be writing more."""
-    target = folder / _FILE
+    target = folder / ANSWERS
     if not target.exists():
-        lines = complete_lines((source / "training" / _FILE).read_bytes()).splitlines(keepends=True)
+        lines = complete_lines((folder_of(source) / ANSWERS).read_bytes()).splitlines(keepends=True)
         target.write_bytes(b"".join(lines[:count]))

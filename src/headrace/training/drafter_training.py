@@ -15,7 +15,7 @@ from headrace.hub.catalogue import resolve_model
 from headrace.llm import LLM
 from headrace.options import make_config
 from headrace.tokenization.tokenizer import load_tokenizer
-from headrace.training.answers import Answer, PromptMaker, load_answers, write_answers
+from headrace.training.answers import ANSWERS, Answer, PromptMaker, load_answers, write_answers
 from headrace.training.answers_from import check_source, take_answers
 from headrace.training.head_files import round_weights, write_head
 from headrace.training.make_head import make_head
@@ -136,7 +136,7 @@ def _answers(
     view: TrainingView,
 ) -> list[Answer]:
     """The model's answers, from the file if it has all of them."""
-    file = folder / "answers.jsonl"
+    file = folder / ANSWERS
     found = load_answers(file) if file.exists() else []
     if len(found) >= settings.answers:
         return found[: settings.answers]

@@ -39,13 +39,14 @@ def make_head(
     tables = tables_of(checkpoint, weights)
     generator = torch.Generator().manual_seed(settings.seed)
     head: TrainingHead
-    ids = draft_vocabulary(answers, min(settings.draft_vocabulary, shape.vocab), shape.vocab)
-    if settings.method == "eagle3":
-        head = Eagle3Head(shape, tables, ids, settings.drafts, generator)
-    elif settings.method == "mtp":
+    if settings.method == "mtp":
         shape = _own_kind(shape, checkpoint.decoder_config, weights)
         head = MTPHead(shape, tables, settings.drafts, checkpoint.decoder_config.qk_norm, generator)
+    elif settings.method == "eagle3":
+        ids = draft_vocabulary(answers, settings.draft_vocabulary, shape.vocab)
+        head = Eagle3Head(shape, tables, ids, settings.drafts, generator)
     else:
+        ids = draft_vocabulary(answers, settings.draft_vocabulary, shape.vocab)
         mask = unused_token(answers, tokenizer, checkpoint.eos_token_ids)
         own = ids if len(ids) < shape.vocab else None
         head = DFlashHead(shape, tables, own, settings.drafts, settings.layers, mask, generator)
@@ -64,7 +65,8 @@ def tables_of(checkpoint: Checkpoint, weights: DecoderWeights) -> TargetTables:
 
 
 def draft_vocabulary(answers: Sequence[Answer], size: int, vocab: int) -> Tensor:
-    """int64 [size], ascending: the most frequent tokens of the answers, then those of the prompts, then the lowest."""
+    """int64 [size], or [vocab] if that is less, ascending: the most frequent tokens of the answers, then those of the
+    prompts, then the lowest."""
     counts = Counter[int]()
     prompts = Counter[int]()
     for one in answers:

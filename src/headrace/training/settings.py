@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.errors import CheckpointError, ConfigError
 
-__all__ = ["METHODS", "TrainingSettings", "difference", "digest", "read_settings", "settle"]
+__all__ = ["METHODS", "TrainingSettings", "difference", "digest", "folder_of", "read_settings", "settle"]
 
 METHODS = ("eagle3", "mtp", "dflash")
 _FOLDER, _FILE = "training", "settings.json"
@@ -45,7 +45,7 @@ def settle(settings: TrainingSettings, out: Path, resume: bool) -> Path:
 
     Raises ConfigError that says what differs, CheckpointError for a damaged file.
     """
-    folder = out / _FOLDER
+    folder = folder_of(out)
     if resume:
         _compare(settings, out)
         return folder
@@ -56,10 +56,15 @@ def settle(settings: TrainingSettings, out: Path, resume: bool) -> Path:
     return folder
 
 
+def folder_of(out: Path) -> Path:
+    """Where the training of the head in `out` keeps its files."""
+    return out / _FOLDER
+
+
 def read_settings(out: Path) -> dict[str, object] | None:
     """The settings of the training that was begun in `out`; None: there was none. Raises CheckpointError for a damaged
     file."""
-    file = out / _FOLDER / _FILE
+    file = folder_of(out) / _FILE
     if not file.exists():
         return None
     try:

@@ -53,7 +53,8 @@ HR_KERNEL(place) {
     int64_t last = ctx->sizes[HR_S] - 1;
     if (last < 0 || a->lengths[last] < -1 || a->query_start[last + 1] != tokens) return;
     int64_t end = a->query_start[last] + 1;
-    for (const int32_t *draft = a->drafts + last * a->most; end < tokens && *draft >= 0; draft++) end++;
+    const int32_t *draft = a->drafts + last * a->most, *stop = draft + a->most;
+    for (; end < tokens && draft < stop && *draft >= 0; draft++) end++;
     while (rows > 0 && a->rows[rows - 1] >= end) rows--;
     ctx->sizes[HR_T] = (int32_t)end;
     ctx->sizes[HR_R] = (int32_t)rows;
