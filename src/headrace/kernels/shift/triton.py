@@ -36,9 +36,10 @@ def _back_of(
 @jit_varying("tokens", "seqs", "rows", "blocks", "width")
 def shift_kernel(
     sizes: tensor, positions: tensor, slot_mapping: tensor, token_seq: tensor, query_start: tensor,
-    context_lens: tensor, block_tables: tensor, slots: tensor, row_tokens: tensor, bounds: tensor, position: tensor, history: tensor,
-    new_positions: tensor, next_positions: tensor, new_mapping: tensor, new_context: tensor, new_position: tensor,
-    tokens: int, seqs: int, rows: int, blocks: int, width: int, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    context_lens: tensor, block_tables: tensor, slots: tensor, row_tokens: tensor, bounds: tensor, position: tensor,
+    history: tensor, new_positions: tensor, next_positions: tensor, new_mapping: tensor, new_context: tensor,
+    new_position: tensor, tokens: int, seqs: int, rows: int, blocks: int, width: int, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK tokens, sequences and rows of each program, with padding, which keeps what it is given."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -59,9 +60,8 @@ def shift_kernel(
     live = at < tl.minimum(tl.load(sizes + 2), rows)
     token = tl.load(row_tokens + at, live, 0)
     seq = tl.load(token_seq + token)
-    _, back = _back_of(
-        sizes, positions, query_start, slots, bounds, history, width, seq, live & (token < tl.load(sizes))
-    )
+    live = live & (token < tl.load(sizes))
+    _, back = _back_of(sizes, positions, query_start, slots, bounds, history, width, seq, live)
     tl.store(new_position + at, tl.load(position + at, at < rows, 0) - back, at < rows)
 
 
