@@ -19,6 +19,7 @@ number of rows, so a draft that does not pay alone may pay in company.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,12 @@ class SpeculationPolicy:
         self._balance: float | None = None
         """Seconds; None until times are known."""
         self._speculating = False
+
+    def beside(self) -> SpeculationPolicy:
+        """A new policy with an account of its own, which shares what this one learns of times."""
+        other = copy.copy(self)
+        other._balance, other._speculating = None, False
+        return other
 
     def choose(
         self,
