@@ -17,8 +17,8 @@ __all__ = ["SpeculationAccounts"]
 
 
 class SpeculationAccounts:
-    """Asks the policy whose account a step's drafts belong to. A step with drafts of both kinds is of the general
-    one's; if that admits none, the predictions are judged alone."""
+    """Asks the policy whose account a step's drafts belong to. Drafts of both kinds at once belong to the general one;
+    if that admits none, the predictions are judged alone."""
 
     def __init__(self, general: SpeculationPolicy) -> None:
         """`general`: the policy for all but predictions; its `gap` counts for both."""
@@ -35,9 +35,7 @@ class SpeculationAccounts:
         predicted = _predicted(guesses)
         if not any(predicted) or any(_others(guesses)):
             survivals = [guess.survival for guess in guesses]
-            # A policy from outside this package need not know the time of making drafts.
-            made = () if drafting is None else (drafting,)
-            choice = self._general.choose(shape, survivals, contexts, *made)
+            choice = self._general.choose(shape, survivals, contexts, drafting)
             if choice.total or not any(predicted):
                 return choice
         return self._beside().choose(shape, predicted, contexts)
