@@ -19,6 +19,7 @@ import numpy.typing as npt
 from headrace.engine.block_batch import BlockPlace, block_draws, drawn_arrays
 from headrace.engine.block_rounds import WARM_UP, BlockRounds, BlockSizes, StepCache
 from headrace.engine.head_plans import Drafted
+from headrace.engine.resident_inputs import ResidentInputs
 from headrace.engine.runner import constraint_sizes
 from headrace.engine.unwaited_rounds import until_none
 from headrace.kernels.inputs import batch_of, pad_arrays, sample_inputs_of
@@ -81,6 +82,7 @@ class PlacedBlocks(BlockRounds):
         self._cache = cache
         self._columns = None if columns is None else device.put(columns)
         self._executables: dict[tuple[str, Bucket], Executable] = {}
+        self._resident = ResidentInputs(device)
 
     def warm_up(self) -> None:
         """Make what is made on first use, and measure. Raises what the device raises."""
@@ -154,8 +156,7 @@ class PlacedBlocks(BlockRounds):
             biases, masks = constraint_sizes(drawn)
             bucket = replace(bucket, biases=biases, masks=masks)
             arrays = pad_arrays(arrays, bucket, self._sizes.max_num_seqs)
-        tensors = {name: self._device.put(np.ascontiguousarray(array)) for name, array in arrays.items()}
-        return _Inputs(tensors, bucket, tokens, context)
+        return _Inputs(self._resident.put(arrays), bucket, tokens, context)
 
     def _launch(self, inputs: _Inputs) -> _Launched:
         return _Launched(inputs.tokens, inputs.context, self._device.get(self._run("draw", inputs)["tokens"]))
