@@ -41,10 +41,15 @@ def block_arrays(config: BlockDraftConfig, places: Sequence[BlockPlace], block_s
     return {**rows, **_scored(len(rows["rows"]), config.draft_vocab or config.decoder.vocab)}
 
 
-def block_draws(config: BlockDraftConfig, seqs: Sequence[Drafted]) -> SamplingBatch:
+def block_draws(
+    config: BlockDraftConfig, seqs: Sequence[Drafted], before: SamplingBatch | None = None
+) -> SamplingBatch:
     """The draws of the target at the places of the drafts of blocks. Penalties have no part in them: they would read
-    what the other rows of the block write."""
+    what the other rows of the block write. `before`: those of an earlier round of the very same sequences. Without
+    constraints only places differ from it."""
     positions = (np.array([seq.known for seq in seqs])[:, None] + np.arange(config.drafts)).astype(np.int32).reshape(-1)
+    if before is not None and all(seq.constraints is None for seq in seqs):
+        return replace(before, position=positions)
     drawn = draws(seqs, positions, config.drafts)
     neutral = {name: np.full_like(drawn.params[name], DEVICE_ROWS[name].neutral) for name in _PENALTIES}
     return replace(drawn, params={**drawn.params, **neutral})
