@@ -8,6 +8,7 @@ Both share the times of steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headrace.speculation.drafter import Guess
 from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepChoice, StepShape
@@ -18,7 +19,7 @@ __all__ = ["SpeculationAccounts"]
 
 class SpeculationAccounts:
     """Asks the policy whose account a step's drafts belong to. Drafts of both kinds at once belong to the general one;
-    if that admits none, the predictions are judged alone."""
+    if that admits none but predictions, these are judged alone. The account that has admitted a step's drafts pays."""
 
     def __init__(self, general: SpeculationPolicy) -> None:
         """`general`: the policy for all but predictions; its `gap` counts for both."""
@@ -32,44 +33,38 @@ class SpeculationAccounts:
         drafting: DraftingTime | None = None,
     ) -> StepChoice:
         """As `SpeculationPolicy.choose`."""
-        predicted = _predicted(guesses)
-        if not any(predicted) or any(_others(guesses)):
+        predicted = [guess.survival if _is_predicted(guess) else () for guess in guesses]
+        if not any(predicted) or _others(guesses):
             survivals = [guess.survival for guess in guesses]
             choice = self._general.choose(shape, survivals, contexts, drafting)
-            if choice.total or not any(predicted):
+            if not any(predicted) or _others(guesses, choice.drafts):
                 return choice
-        return self._beside().choose(shape, predicted, contexts)
+        return replace(self._beside().choose(shape, predicted, contexts), predicted=True)
 
     def wanted(self, shape: StepShape, guesses: Sequence[Guess], drafting: DraftingTime | None = None) -> Sequence[int]:
         """As `SpeculationPolicy.wanted`."""
-        predicted = _predicted(guesses)
-        if not any(predicted) or any(_others(guesses)):
+        predicted = [guess.survival if _is_predicted(guess) else () for guess in guesses]
+        if not any(predicted) or _others(guesses):
             counts = self._general.wanted(shape, [guess.survival for guess in guesses], drafting)
-            if any(counts) or not any(predicted):
+            if not any(predicted) or _others(guesses, counts):
                 return counts
         return self._beside().wanted(shape, predicted)
 
     def worth(self, shape: StepShape, guess: Guess, after: int) -> bool:
         """As `SpeculationPolicy.worth`, of the tokens of a guess after so many."""
-        policy = self._beside() if guess.method == PredictedDrafter.name else self._general
+        policy = self._beside() if _is_predicted(guess) else self._general
         return policy.worth(shape, guess.survival[after:])
 
     def settle(
-        self,
-        choice: StepChoice,
-        methods: Sequence[str],
-        emitted: int,
-        seconds: float,
-        drafting: float = 0.0,
-        whole: bool = True,
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
     ) -> float:
-        """As `SpeculationPolicy.settle`. `methods`: by row. Both accounts get the allowance of a step without
-        drafts."""
-        drafted = {method for method, count in zip(methods, choice.drafts, strict=True) if count}
-        if drafted == {PredictedDrafter.name} and not drafting:
-            return self._beside().settle(choice, emitted, seconds, whole=whole)
+        """As `SpeculationPolicy.settle`, without what predictions have gained or lost: 0 for a step of theirs. Both
+        accounts get the allowance of a step without drafts."""
+        if choice.predicted and choice.total:
+            self._beside().settle(choice, emitted, seconds, drafting, whole)
+            return 0.0
         gained = self._general.settle(choice, emitted, seconds, drafting, whole)
-        if not drafted:
+        if not choice.total:
             # The general one has learnt the time.
             self._beside().settle(choice, emitted, seconds, whole=False)
         return gained
@@ -79,9 +74,11 @@ class SpeculationAccounts:
         return self._predictions
 
 
-def _predicted(guesses: Sequence[Guess]) -> list[Sequence[float]]:
-    return [guess.survival if guess.method == PredictedDrafter.name else () for guess in guesses]
+def _is_predicted(guess: Guess) -> bool:
+    return guess.method == PredictedDrafter.name
 
 
-def _others(guesses: Sequence[Guess]) -> list[Sequence[float]]:
-    return [() if guess.method == PredictedDrafter.name else guess.survival for guess in guesses]
+def _others(guesses: Sequence[Guess], counts: Sequence[int] | None = None) -> bool:
+    """Whether there are drafts that are no predictions; `counts`: of those that are admitted."""
+    counts = [len(guess.survival) for guess in guesses] if counts is None else counts
+    return any(count and not _is_predicted(guess) for guess, count in zip(guesses, counts, strict=True))

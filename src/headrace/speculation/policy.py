@@ -71,6 +71,8 @@ class StepChoice:
     """The predicted time with them, and of making them."""
     gap: float = 0.0
     """The part of it in which the device waits."""
+    predicted: bool = False
+    """The account of predictions pays for its drafts (see `accounts`)."""
 
     @property
     def total(self) -> int:

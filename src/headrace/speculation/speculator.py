@@ -160,7 +160,7 @@ class Speculator:
         for at, survival in drafts.estimates.items():
             if (right := accepted[at]) is not None:
                 self._ahead.verified(survival, drafts.choice.drafts[at], right)
-        self._accounts.settle(drafts.choice, drafts.methods, emitted, seconds, whole=drafts.whole)
+        self._accounts.settle(drafts.choice, emitted, seconds, whole=drafts.whole)
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)

@@ -90,7 +90,7 @@ def test_wrong_predictions_are_given_up_and_leave_the_others_alone() -> None:
     policy = SpeculationPolicy(overdrawn().cost)
     accounts, rounds = SpeculationAccounts(policy), 0
     while (choice := accounts.choose(ONE, [PREDICTED], [10])).total and rounds < 50:
-        accounts.settle(choice, [PREDICTED.method], 1, cpu_seconds(1 + choice.total))
+        accounts.settle(choice, 1, cpu_seconds(1 + choice.total))
         rounds += 1
     assert 0 < rounds < 50
     assert accounts.choose(ONE, [OTHER], [10]).total > 0
@@ -99,8 +99,30 @@ def test_wrong_predictions_are_given_up_and_leave_the_others_alone() -> None:
 def test_plain_steps_pay_into_both_accounts() -> None:
     accounts = SpeculationAccounts(SpeculationPolicy(overdrawn().cost))
     while (choice := accounts.choose(ONE, [PREDICTED], [10])).total:
-        accounts.settle(choice, [PREDICTED.method], 1, cpu_seconds(1 + choice.total))
+        accounts.settle(choice, 1, cpu_seconds(1 + choice.total))
     for _ in range(1000):
         plain = accounts.choose(ONE, [], [])
-        accounts.settle(plain, [], 1, cpu_seconds(1))
+        accounts.settle(plain, 1, cpu_seconds(1))
     assert accounts.choose(ONE, [PREDICTED], [10]).total > 0
+
+
+@pytest.mark.parametrize("beside", [Guess([1], [0.01], "ngram"), OTHER])
+def test_wrong_predictions_beside_other_drafts_lose_no_more_than_both_accounts_hold(beside: Guess) -> None:
+    accounts, shape, lost = SpeculationAccounts(SpeculationPolicy(overdrawn().cost)), StepShape(2, 2, 20), 0.0
+    for _ in range(300):
+        choice = accounts.choose(shape, [PREDICTED, beside], [10, 10])
+        accounts.settle(choice, 2, cpu_seconds(2 + choice.total))
+        lost += cpu_seconds(2 + choice.total) - cpu_seconds(2)
+    assert lost < (2 * 4 + 2 * 0.01 * 300) * cpu_seconds(2)
+
+
+def test_wrong_predictions_do_not_keep_a_model_from_computing_what_it_has_not_seen() -> None:
+    speculator = with_model(SpeculationPolicy(overdrawn().cost))
+    speculator.settle(speculator.draft(ONE, []), [], 1, cpu_seconds(1))
+    before = speculator._funds
+    speculator.begin("s", NAMESPACE, [5, 6, 7], [1] * 101, predicted_only=True)
+    speculator.extend("s", [1, 1])
+    drafts = speculator.draft(ONE, [DraftRow("s", 8, 10)])
+    assert drafts.choice.total > 0
+    speculator.settle(drafts, [0], 1, cpu_seconds(1 + drafts.choice.total))
+    assert speculator._funds >= before
