@@ -11,14 +11,15 @@ the history, behind the known tokens, for the step that verifies them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.head_plans import HeadPass
+from headrace.engine.resident_inputs import ResidentInputs
 from headrace.engine.runner import Runner
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.ops import Batch, Ops, OptionalOps
@@ -73,6 +74,8 @@ class HeadPasses:
         self._size = layout.block_size
         self._blocks = -(-runner.config.max_model_len // layout.block_size)
         self._executables: dict[tuple[int, Bucket], Executable] = {}
+        self._resident = defaultdict[int, ResidentInputs](lambda: ResidentInputs(device))
+        """By depth, as the inputs of one are most like its own of the round before."""
         self._hidden: Tensor = None
         self._rows = 0
         """The padded rows of the pass before."""
@@ -100,14 +103,14 @@ class HeadPasses:
         reading = {**batch_arrays(step.plan), "slot_mapping": step.places}
         if self.places:
             reading |= {"block_tables": step.tables, "bounds": step.bounds, "position": step.plan.sampling.position}
-        inputs = self._put(reading, bucket)
+        inputs = self._put(_READ, reading, bucket)
         features = self._runner.read(self._executable(_READ, bucket), inputs, self.places)["features"]
         begun = [self._device.get(features)] if timed else []
         return [*begun, self._launch(step, depth, bucket, features)]
 
     def _begin(self, step: HeadPass, bucket: Bucket) -> Pending:
         """A result that comes when all that was launched before is done."""
-        inputs = self._put(batch_arrays(step.plan), bucket)
+        inputs = self._put(_READ, batch_arrays(step.plan), bucket)
         return self._device.get(self._runner.read(self._executable(_READ, bucket), inputs, True)["ids"])
 
     def _sized(self, bucket: Bucket) -> Bucket:
@@ -116,7 +119,7 @@ class HeadPasses:
     def _launch(self, step: HeadPass, depth: int, bucket: Bucket, features: Tensor) -> Pending:
         where = {"bounds": step.bounds} if self.places else {"token_positions": step.token_positions}
         arrays = {**plan_arrays(step.plan, self._runner.config.vocab_size), **where}
-        inputs = self._put(arrays, bucket)
+        inputs = self._put(depth, arrays, bucket)
         if self._feature is None:
             depth = min(depth, 0)
         else:
@@ -125,10 +128,10 @@ class HeadPasses:
         self._hidden, self._rows = outputs.get("hidden"), bucket.rows
         return self._device.get(outputs["tokens"])
 
-    def _put(self, arrays: Arrays, bucket: Bucket) -> dict[str, Tensor]:
+    def _put(self, depth: int, arrays: Arrays, bucket: Bucket) -> dict[str, Tensor]:
         if self._static:
             arrays = pad_arrays(arrays, bucket, self._runner.config.max_num_seqs)
-        return {name: self._device.put(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        return self._resident[depth].put(arrays)
 
     def _executable(self, depth: int, bucket: Bucket) -> Executable:
         found = self._executables.get((depth, bucket))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from headrace.engine.block_mover import BlockMover, stored
 from headrace.engine.placed_steps import count_drafts, place_drafts
 from headrace.engine.plans import history_plan
+from headrace.engine.resident_inputs import ResidentInputs
 from headrace.engine.second_look import first_not_finite
 from headrace.errors import DeviceLost, PlatformError
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of, sampling_arrays
@@ -157,7 +158,7 @@ class Runner:
         self._executables: dict[tuple[str, Bucket, int, int, bool, bool], Executable] = {}
         """By part of the step, bucket, numbers of logprob alternatives and of tokens that a row names, whether it
         places sequences, and whether it gives the hidden states."""
-        self._resident: dict[str, tuple[npt.NDArray[Any], bytes, Tensor]] = {}
+        self._resident = ResidentInputs(device)
         self._mover = BlockMover(device, ops)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -285,7 +286,7 @@ class Runner:
         """The arrays on the device, padded if it needs that."""
         if self._static:
             arrays = pad_arrays(arrays, bucket, self.config.max_num_seqs)
-        return {name: self._put(name, array) for name, array in arrays.items()}
+        return self._resident.put(arrays)
 
     def _call(
         self, part: str, bucket: Bucket, top: int, inputs: Mapping[str, Tensor], hidden: bool = False
@@ -341,20 +342,6 @@ class Runner:
             return kv, {**sampled, **{name: found[name] for name in ("hidden",) if name in found}}
 
         return {"load": load, "forward": forward, "sample": sample, "step": step}[part]
-
-    def _put(self, name: str, array: npt.NDArray[Any]) -> Tensor:
-        """The input on the device. Most inputs don't change from one decode step to the next, so their tensors are
-        reused. Arrays of plans are read-only, so the same object needs no comparison."""
-        kept = self._resident.get(name)
-        if kept is not None and kept[0] is array:
-            return kept[2]
-        data = array.tobytes()
-        if kept is not None and kept[1] == data and kept[0].shape == array.shape:
-            self._resident[name] = (array, data, kept[2])
-            return kept[2]
-        tensor = self._device.put(np.ascontiguousarray(array))
-        self._resident[name] = (array, data, tensor)
-        return tensor
 
     def bucket(self, plan: StepPlan) -> Bucket:
         """The bucket of a plan. Without static shapes there are two: one for sampling, one for logprobs of all prompt

@@ -63,6 +63,7 @@ class TapeExecutable:
         self._sizes: list[int] = [0] * 5
         self._narrowed: dict[tuple[int, ...], Mapping[str, Tensor]] = {}
         """Views of the outputs, by the numbers of tokens, sequences and rows."""
+        self._latest: Mapping[str, Tensor] | None = None
         self._copies: Any = (HostCopy * 0)()
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
@@ -83,13 +84,18 @@ class TapeExecutable:
         keep = (tape, self._last)
         self._team.run_tape(tape.recorder.tape.handle, Sizes(*sizes), self._copies, count, keep)
         self._sizes = sizes
-        counts = tuple([len(inputs[name]) for name in _COUNTING.values() if name in inputs])
+        if self._latest is None or not changed.keys().isdisjoint(_COUNTING.values()):
+            self._latest = self._outputs_of(tape, inputs)
+        return kv, self._latest
+
+    def _outputs_of(self, tape: _Recorded, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        counts = tuple([inputs[name].shape[0] for name in _COUNTING.values() if name in inputs])
         narrowed = self._narrowed.get(counts)
         if narrowed is None:
             if len(self._narrowed) == _MOST_VIEWS:
                 self._narrowed.clear()
             narrowed = self._narrowed[counts] = {name: self._narrow(x, inputs) for name, x in tape.outputs.items()}
-        return kv, narrowed
+        return narrowed
 
     def profile(self, on: bool | None = None) -> list[OpProfile]:
         """The operators of the tape in order, with mean seconds over the measured launches. `on` switches measuring."""
@@ -171,7 +177,7 @@ class TapeExecutable:
         self._recorded(recorder.tape)
         addresses = {name: x.data_ptr() for name, x in buffers.items()}
         self._tape = _Recorded(recorder, kv, buffers, dict(outputs), addresses, frozenset(flexible), frozenset(passed))
-        self._last, self._narrowed, self._sizes = {}, {}, [0] * 5
+        self._last, self._narrowed, self._latest, self._sizes = {}, {}, None, [0] * 5
         self._copies = (HostCopy * max(len(buffers), 1))()
         return self._tape
 
