@@ -21,7 +21,10 @@ if [[ -z ${CHROMIUM:-} ]]; then
   CHROMIUM=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 fi
 if [[ -z $CHROMIUM ]]; then
-  "$python" -m playwright install --with-deps chromium || exit 1
+  "$python" -m playwright install --with-deps chromium || {
+    echo "no browser: put Chromium on the PATH (Debian: apt-get install chromium), or name one with CHROMIUM=" >&2
+    exit 1
+  }
 fi
 export CHROMIUM
 

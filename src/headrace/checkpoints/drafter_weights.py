@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.drafter_tables import is_matrix
 from headrace.checkpoints.quantizing import check_quantizing
 from headrace.checkpoints.safetensors_source import SafetensorsSource, open_safetensors
 from headrace.kernels.weight import Weight
@@ -14,9 +15,6 @@ from headrace.models.assemble import Finish
 from headrace.quant.online import FLOAT_SCHEMES, FloatMatrix, bytes_saved, quantize_weight
 
 __all__ = ["DraftWeights", "describe_head_files", "head_bytes"]
-
-_TABLES = ("embed", "markov_w", "codebook")
-"""Parts of the names of tables that are looked up: they are no matrices of products."""
 
 
 @dataclass(slots=True)
@@ -87,7 +85,7 @@ def describe_head_files(directory: Path) -> str:
 
 def _head_matrices(matrices: Iterable[FloatMatrix]) -> Iterator[FloatMatrix]:
     """Those of a head's or a block drafter's checkpoint that are quantised."""
-    return (one for one in matrices if one.name.endswith(".weight") and not any(part in one.name for part in _TABLES))
+    return (one for one in matrices if is_matrix(one.name))
 
 
 def _is_float(weight: Weight) -> bool:

@@ -11,8 +11,10 @@ from headrace.core.sequence import Rank, Sequence
 __all__ = ["WaitingQueue"]
 
 WINDOW = 16
-"""Sequences at the front that are compared by cached prefix. The limit makes a step's cost independent of the queue's
-length."""
+"""Sequences at the front that are compared by cached prefix."""
+AHEAD = 64
+"""Sequences at the front that are looked at: those that may not run before another step is committed keep nobody behind
+them from running. The limits make a step's cost independent of the queue's length."""
 PATIENCE = 16
 """The number of times that another sequence may overtake the first one."""
 
@@ -50,7 +52,8 @@ class WaitingQueue:
     def pick(self, committed: int, cached: Callable[[Sequence], int]) -> Sequence | None:
         """The sequence that should run next; it stays in the queue. None: none can run before another step is
         committed."""
-        window = [seq for seq in islice(self._ready(), WINDOW) if seq.hold <= committed]
+        ahead = islice(self._ready(), AHEAD)
+        window = list(islice((seq for seq in ahead if seq.hold <= committed), WINDOW))
         if not window:
             return None
         head = window[0]

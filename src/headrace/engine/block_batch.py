@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,11 +41,16 @@ def block_arrays(config: BlockDraftConfig, places: Sequence[BlockPlace], block_s
     return {**rows, **_scored(len(rows["rows"]), config.draft_vocab or config.decoder.vocab)}
 
 
-def block_draws(config: BlockDraftConfig, seqs: Sequence[Drafted]) -> SamplingBatch:
+def block_draws(
+    config: BlockDraftConfig, seqs: Sequence[Drafted], before: SamplingBatch | None = None
+) -> SamplingBatch:
     """The draws of the target at the places of the drafts of blocks. Penalties have no part in them: they would read
-    what the other rows of the block write."""
+    what the other rows of the block write. `before`: those of an earlier round of the very same sequences. Without
+    constraints only places differ from it."""
     positions = (np.array([seq.known for seq in seqs])[:, None] + np.arange(config.drafts)).astype(np.int32).reshape(-1)
-    drawn = draws([seq for seq in seqs for _ in range(config.drafts)], positions)
+    if before is not None and all(seq.constraints is None for seq in seqs):
+        return replace(before, position=positions)
+    drawn = draws(seqs, positions, config.drafts)
     neutral = {name: np.full_like(drawn.params[name], DEVICE_ROWS[name].neutral) for name in _PENALTIES}
     return replace(drawn, params={**drawn.params, **neutral})
 
@@ -66,7 +72,6 @@ def drawn_arrays(
         **rows,
         "slots": slots.repeat(config.rows),
         "bounds": bounds.repeat(config.rows),
-        "target": np.full(count, NO_TOKEN, np.int32),
         "slot": slots.repeat(config.drafts),
         "prompt_len": prompts.repeat(config.drafts),
         **parameter_arrays(drawn, count, config.decoder.vocab),
@@ -85,23 +90,35 @@ def _rows(config: BlockDraftConfig, places: Sequence[BlockPlace], block_size: in
         held = place.blocks[: int(last[at * rows]) // block_size + 1]
         table[at, : len(held)] = held
     table = table.repeat(rows, axis=0)
-    owner = np.arange(total, dtype=np.int32)
+    lasting = _lasting(count, rows, config.anchored)
+    owner = lasting["token_seq"]
     tokens = np.full(total, config.decoder.vocab if config.mask_token is None else config.mask_token, np.int32)
     tokens[::rows] = [place.anchor for place in places]
-    guessing = owner if config.anchored else owner[owner % rows > 0]
     return {
-        "sizes": np.array([total, total, len(guessing)], np.int32),
+        **lasting,
         "token_ids": tokens,
         "positions": positions,
         "slot_mapping": table[owner, positions // block_size] * block_size + positions % block_size,
-        "token_seq": owner,
-        "query_start": np.arange(total + 1, dtype=np.int32),
         "context_lens": positions + 1,
         "block_tables": table,
-        "slots": np.zeros(total, np.int32),
-        "rows": guessing,
         "last_positions": last,
         "whole_lens": last + 1,
+    }
+
+
+@lru_cache(maxsize=64)
+def _lasting(count: int, rows: int, anchored: bool) -> dict[str, Array]:
+    """The inputs of a pass of `count` blocks that are the same for all sequences; nobody changes them."""
+    total = count * rows
+    owner = np.arange(total, dtype=np.int32)
+    guessing = owner if anchored else owner[owner % rows > 0]
+    return {
+        "sizes": np.array([total, total, len(guessing)], np.int32),
+        "token_seq": owner,
+        "query_start": np.arange(total + 1, dtype=np.int32),
+        "slots": np.zeros(total, np.int32),
+        "rows": guessing,
+        "target": np.full(len(guessing), NO_TOKEN, np.int32),
     }
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from headrace.core.drafts import DraftRow
 from headrace.engine.draft_blocks import DraftBlocks
 from headrace.engine.head_passes import HeadPasses
-from headrace.engine.head_plans import Drafted, HeadPass, Span, catch_up_pass, following_pass, known_pass
+from headrace.engine.head_plans import Drafted, HeadPass, Span, catch_up_pass, deeper_pass, following_pass, known_pass
 from headrace.engine.unwaited_rounds import UnwaitedRounds, until_none
 from headrace.platforms.interface import Pending
 from headrace.speculation.model_speculator import NEAR, ModelDrafts
@@ -218,7 +218,11 @@ class HeadDrafter(UnwaitedRounds):
         *begun, first = self._passes.first(steps[0], timed and self._passes.places)
         pending = [first]
         for depth, size in enumerate(sizes[1:], 1):
-            steps.append(following_pass([seq for seq, _ in rows[:size]], depth, self._size))
+            left = [seq for seq, _ in rows[:size]]
+            if depth == 1:
+                steps.append(following_pass(left, depth, self._size))
+            else:
+                steps.append(deeper_pass(steps[-1], left, depth, self._size))
             pending.append(self._passes.following(steps[-1], depth))
             if depth == 1 and not self._passes.places:
                 self._overheads.append(self._clock() - start)

@@ -9,8 +9,9 @@ bounds of all positions, for the most tokens that it may have, and the device lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -21,13 +22,16 @@ from headrace.core.drafts import DraftRow
 from headrace.core.radix import BlockKey, RadixNode
 from headrace.core.sequence import stop_ids
 from headrace.core.slots import SEED_BITS
-from headrace.sampling import DEVICE_ROWS
+from headrace.sampling import FLOAT_ROWS, INT_ROWS, SamplingParams
 from headrace.types import GIVEN, NO_TOKEN, Request, SamplingBatch, StepPlan
 
-__all__ = ["Drafted", "HeadPass", "Span", "catch_up_pass", "draws", "following_pass", "known_pass"]
+__all__ = ["Drafted", "HeadPass", "Span", "catch_up_pass", "deeper_pass", "draws", "following_pass", "known_pass"]
 
 Ints = npt.NDArray[np.int32]
 _NO_INTS: Ints = np.zeros(0, np.int32)
+_NO_COPIES: Ints = np.zeros((0, 2), np.int32)
+_floats: Callable[[SamplingParams], tuple[float, ...]] = attrgetter(*FLOAT_ROWS)
+_ints: Callable[[SamplingParams], int | tuple[int, ...]] = attrgetter(*INT_ROWS)
 
 
 @dataclass(slots=True)
@@ -64,6 +68,11 @@ class Drafted:
     guessed: list[int] = field(default_factory=list)
     """Tokens behind the computed ones whose entries are there, if they turn out to be these."""
     constraints: Constraints | None = None
+    floats: npt.NDArray[np.float32] = field(init=False)
+    """Its parameters of sampling: those of `FLOAT_ROWS`."""
+    ints: Ints = field(init=False)
+    """Those of `INT_ROWS`."""
+    seed: int = field(init=False)
     _keys: list[BlockKey] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,6 +80,9 @@ class Drafted:
         stops, length = stop_ids(request), len(request.prompt)
         self.constraints = Constraints.of(request.params, stops, length, self.vocab, None, request.eos_token_ids)
         self.reach = self.lag
+        self.floats = np.array(_floats(request.params), np.float32)
+        self.ints = np.array(_ints(request.params), np.int32).reshape(-1)
+        self.seed = (request.params.seed or 0) & SEED_BITS
 
     @property
     def entries(self) -> int:
@@ -177,6 +189,24 @@ def following_pass(seqs: Sequence[Drafted], depth: int, block_size: int) -> Head
     return _pass(spans, [np.full(1, NO_TOKEN, np.int32)] * len(seqs), [NO_TOKEN] * len(seqs), block_size)
 
 
+def deeper_pass(before: HeadPass, seqs: Sequence[Drafted], depth: int, block_size: int) -> HeadPass:
+    """`following_pass`, for a `depth` of at least 2: `before` is the one of a draft less. If it has the same sequences,
+    only their places differ."""
+    plan = before.plan
+    if len(seqs) != plan.num_seqs or any(seq.constraints is not None for seq in seqs):
+        return following_pass(seqs, depth, block_size)
+    positions = plan.positions + 1
+    blocks, offsets = np.divmod(positions, block_size)
+    moved = replace(
+        plan,
+        positions=positions,
+        slot_mapping=plan.block_tables[plan.rows, blocks] * block_size + offsets,
+        context_lens=positions + 1,
+        sampling=replace(plan.sampling, position=plan.sampling.position + 1),
+    )
+    return HeadPass(moved, before.token_positions + 1, before.bounds)
+
+
 def _committed(span: Span, zero_first: bool) -> Ints:
     """The tokens of the embeddings."""
     lag = span.seq.lag
@@ -195,7 +225,7 @@ def _pass(
     positions = _joined([np.arange(start, stop, dtype=np.int32) for _, start, stop in spans])
     ends = np.cumsum([span.stop - span.start for span in spans], dtype=np.int32)
     stops = np.array([span.stop for span in spans], np.int32)
-    tables = _tables([seq.blocks for seq in seqs])
+    tables, rows = _tables([seq.blocks for seq in seqs]), ends - 1
     plan = StepPlan(
         step=-1,
         token_ids=_joined(tokens),
@@ -205,12 +235,13 @@ def _pass(
         context_lens=stops,
         block_tables=tables,
         slots=np.array([seq.slot for seq in seqs], np.int32),
-        rows=ends - 1,
-        row_seq=np.arange(len(seqs), dtype=np.int32),
+        rows=rows,
+        # The same array shows that every sequence has one token (`kernels.inputs`).
+        row_seq=rows if len(positions) == len(seqs) else np.arange(len(seqs), dtype=np.int32),
         row_target=np.array(targets, np.int32),
         prompt_lens=np.array([len(seq.request.prompt) for seq in seqs], np.int32),
         sampling=draws(seqs, stops + lag),
-        copies=np.zeros((0, 2), np.int32),
+        copies=_NO_COPIES,
         history_slots=_NO_INTS,
         history_positions=_NO_INTS,
         history_tokens=_NO_INTS,
@@ -244,16 +275,21 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return np.concatenate([_NO_INTS, *parts])
 
 
-def draws(seqs: Sequence[Drafted], positions: Ints) -> SamplingBatch:
-    """The draws of the target at these positions [R], with the parameters of the sequences' [R] requests."""
-    params = [seq.request.params for seq in seqs]
+def draws(seqs: Sequence[Drafted], positions: Ints, each: int = 1) -> SamplingBatch:
+    """The draws of the target at these positions [R], so many for `each` of the sequences, with the parameters of their
+    requests."""
     special = [
-        (row, int(positions[row]), seq.constraints) for row, seq in enumerate(seqs) if seq.constraints is not None
+        (row, int(positions[row]), seq.constraints)
+        for at, seq in enumerate(seqs)
+        if seq.constraints is not None
+        for row in range(at * each, (at + 1) * each)
     ]
-    found = gather(special, len(seqs))
+    found = gather(special, len(positions))
+    floats = np.array([seq.floats for seq in seqs], np.float32).T.repeat(each, axis=1)
+    ints = np.array([seq.ints for seq in seqs], np.int32).T.repeat(each, axis=1)
     return SamplingBatch(
-        params={name: np.array([getattr(one, name) for one in params], row.dtype) for name, row in DEVICE_ROWS.items()},
-        seed=np.array([(one.seed or 0) & SEED_BITS for one in params], np.uint64),
+        params={**dict(zip(FLOAT_ROWS, floats, strict=True)), **dict(zip(INT_ROWS, ints, strict=True))},
+        seed=np.array([seq.seed for seq in seqs], np.uint64).repeat(each),
         position=positions,
         bias_row=found.row,
         bias_token=found.token,

@@ -301,8 +301,9 @@ class OptionalOps(Protocol):
         Their first token is the last known one, at position length - 1, the others are drafts (without a draft any
         token): the first columns of `drafts` [S, N], of which those behind a sequence's own are not read. `batch` and
         `position` [R] hold upper bounds, which the block table covers; blocks have `size` tokens.
-        The length becomes history[slot, -1]. The step may end behind the last draft of the last sequence: nothing
-        reads what is computed for further tokens.
+        The length becomes history[slot, -1]. One that the history or the block table does not hold, as behind a step
+        that failed, is an error or changes nothing. The step may end behind the last draft of the last sequence:
+        nothing reads what is computed for further tokens.
         """
 
     def accept(self, batch: Batch, lengths: Tensor, drafts: Tensor, tokens: Tensor, history: Tensor) -> Tensor:
@@ -322,6 +323,7 @@ class OptionalOps(Protocol):
 
         A bound is the number of known tokens that the pass was planned for, and history[slot, -1] the true one: all
         positions are lower by the difference, and never below 0. GIVEN: they are right. `batch` is as for `place`.
+        A difference that is negative or leaves a position below 0 is an error or changes nothing.
         """
 
     def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.client.api import ModelInfo
+from headrace.deadlines import in_time
 from headrace.engine.stats import EngineStats, EngineView, PrefixView, SequenceView
 from headrace.errors import EngineDead
 from headrace.server.context import Context
@@ -112,7 +113,7 @@ class EngineStateReply(Struct):
 
 async def engine_state(context: Context, request: Request) -> Response:
     try:
-        view = await asyncio.wait_for(context.client.view(), _TIMEOUT)
+        view = await in_time(_TIMEOUT, context.client.view())
     except asyncio.TimeoutError:
         raise EngineDead(f"the engine did not answer within {_TIMEOUT:.0f} seconds") from None
     reply = _reply(context, context.client.info, view)

@@ -1,8 +1,9 @@
 """Memory of several models: estimates before a load, and the division of what weights leave to KV caches.
 
-An estimate is the size of the checkpoint's files, scaled by what the options do to the weights, and what an engine's
-process takes for itself. The KV caches share the rest: of the models by size, as many are to fit at once as leave a
-quarter of the memory to their caches, at least one, and each model's cache gets an equal part of what those leave.
+An estimate is the size of the checkpoint's files and of a drafter's, scaled by what the options do to the weights, and
+what an engine's process takes for itself. The KV caches share the rest: of the models by size, as many are to fit at
+once as leave a quarter of the memory to their caches, at least one, and each model's cache gets an equal part of what
+those leave.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import psutil
 
 from headrace.config import Config
 from headrace.errors import ConfigError
+from headrace.server.drafter_budget import drafter_bytes
 from headrace.server.model_files import ModelFiles, read_files
 from headrace.server.model_plan import ModelPlan
 
@@ -41,10 +43,7 @@ def estimate(plan: ModelPlan) -> int:
     config = plan.config
     files = read_files(str(plan.path))
     size = int(files.size * _growth(config, files))
-    drafts = config.scheduler.draft_model
-    if drafts is not None:
-        size += read_files(drafts).size
-    return size + PROCESS * config.parallel.world_size
+    return size + drafter_bytes(plan, files) + PROCESS * config.parallel.world_size
 
 
 def _growth(config: Config, files: ModelFiles) -> float:

@@ -15,6 +15,8 @@ __all__ = ["ModelFiles", "read_files"]
 _MOST_JSON = 1 << 20
 _WEIGHTS = (".safetensors", ".gguf")
 _UNKNOWN = "unknown"
+_GGUF_FLOATS = {0: 4.0, 1: 2.0, 32: 2.0}
+"""Bytes of a weight by `general.file_type` of GGUF, of the types that are not quantised: F32, F16, BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class ModelFiles:
     """The longest context that the model was made for."""
     stored_bytes: float | None = None
     """Bytes of a weight; None if the weights are quantised or it is not known."""
+    quantised: bool = False
+    """As far as it is known: the weights are stored in a quantised form."""
     label: str = ""
     """Number of parameters, as a GGUF file writes it."""
 
@@ -57,6 +61,7 @@ def _described(values: dict[str, Any], size: int, kind: str) -> ModelFiles:
         family if isinstance(family, str) else _UNKNOWN,
         context if isinstance(context, int) else None,
         None if values.get("quantization_config") else stored,
+        bool(values.get("quantization_config")),
     )
 
 
@@ -66,14 +71,16 @@ def _gguf(file: Path, size: int) -> ModelFiles:
     except (HeadraceError, OSError, ValueError):
         return ModelFiles(size, "gguf")
     found, label = metadata.get("general.architecture"), metadata.get("general.size_label")
-    family = found if isinstance(found, str) else _UNKNOWN
+    family, kind = found if isinstance(found, str) else _UNKNOWN, metadata.get("general.file_type")
     context = metadata.get(f"{family}.context_length")
     return ModelFiles(
         size,
         "gguf",
         family,
         context if isinstance(context, int) else None,
-        label=label if isinstance(label, str) else "",
+        _GGUF_FLOATS.get(kind) if isinstance(kind, int) else None,
+        isinstance(kind, int) and kind not in _GGUF_FLOATS,
+        label if isinstance(label, str) else "",
     )
 
 

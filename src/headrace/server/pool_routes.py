@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.deadlines import in_time
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.server import control, ollama, routes
 from headrace.server.context import Context
@@ -67,7 +68,7 @@ async def health(pool: ModelPool, front: Context, request: Request) -> Response:
     chosen = request.query_params.get("model")
     names = list(pool.models) if chosen is None else [pool.find(chosen).name]
     try:
-        states = await asyncio.wait_for(asyncio.gather(*map(client.health_of, names)), _HEALTH_TIMEOUT)
+        states = await in_time(_HEALTH_TIMEOUT, asyncio.gather(*map(client.health_of, names)))
     except asyncio.TimeoutError:
         raise EngineDead(f"the engines did not answer within {_HEALTH_TIMEOUT:.0f} seconds") from None
     if chosen is not None and states != ["loaded"]:
@@ -89,7 +90,7 @@ async def metrics(pool: ModelPool, front: Context, request: Request) -> Response
 async def _refresh(model: ServedModel) -> None:
     assert model.context is not None
     try:
-        model.metrics.stats = await asyncio.wait_for(model.context.client.stats(), _HEALTH_TIMEOUT)
+        model.metrics.stats = await in_time(_HEALTH_TIMEOUT, model.context.client.stats())
     except (HeadraceError, asyncio.TimeoutError):
         model.metrics.stats = None
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from headrace import __version__
 from headrace.client.validate import check_ids
+from headrace.deadlines import in_time
 from headrace.errors import EngineDead, HeadraceError, InvalidRequest
 from headrace.server.caller import caller_of
 from headrace.server.context import Context
@@ -144,7 +145,7 @@ async def detokenize(context: Context, request: Request) -> Response:
 async def health(context: Context, request: Request) -> Response:
     """Answer 200 while the engine makes progress; 503 if it is dead or hangs, and while the server drains."""
     try:
-        await asyncio.wait_for(context.client.check_health(), _HEALTH_TIMEOUT)
+        await in_time(_HEALTH_TIMEOUT, context.client.check_health())
     except asyncio.TimeoutError:
         raise EngineDead(f"the engine did not answer within {_HEALTH_TIMEOUT:.0f} seconds") from None
     return _json(HealthReply("ok"))
@@ -152,7 +153,7 @@ async def health(context: Context, request: Request) -> Response:
 
 async def metrics(context: Context, request: Request) -> Response:
     try:
-        context.metrics.stats = await asyncio.wait_for(context.client.stats(), _HEALTH_TIMEOUT)
+        context.metrics.stats = await in_time(_HEALTH_TIMEOUT, context.client.stats())
     except (HeadraceError, asyncio.TimeoutError):
         context.metrics.stats = None
     return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

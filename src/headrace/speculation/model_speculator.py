@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from headrace.speculation.acceptance import AcceptanceCounts, PositionAcceptance
+from headrace.speculation.accounts import SpeculationAccounts
 from headrace.speculation.calibration import Calibration
 from headrace.speculation.drafter import NO_GUESS, Guess
 from headrace.speculation.policy import ALLOWANCE, DraftingTime, SpeculationPolicy, StepShape
@@ -99,6 +100,7 @@ class ModelSpeculator:
         self, model: DraftingModel, method: str = "draft", most: int = 8, policy: SpeculationPolicy | None = None
     ) -> None:
         self.policy = SpeculationPolicy() if policy is None else policy
+        self._accounts = SpeculationAccounts(self.policy)
         self.counts: dict[str, AcceptanceCounts] = {}
         """By method."""
         self._model, self._method, self._most = model, method, most
@@ -161,9 +163,7 @@ class ModelSpeculator:
         names = [row.sequence for row in rows]
         guesses = [self._guess(row.sequence, min(row.most, self._most), reserve=True) for row in rows]
         contexts = [row.context for row in rows]
-        choice = self.policy.choose(
-            shape, [guess.survival for guess in guesses], contexts, self._drafting_time(names, guesses)
-        )
+        choice = self._accounts.choose(shape, guesses, contexts, self._drafting_time(names, guesses))
         self._judge(names, choice.drafts)
         tokens, seconds, estimates = self._make(names, guesses, choice.drafts)
         if estimates:
@@ -199,7 +199,7 @@ class ModelSpeculator:
                 self._acceptance.verified(name, drafts.choice.drafts[at], count)
                 if tokens:
                     self._calibration.verified(drafts.estimates.get(at, ()), len(tokens), count)
-        gained = self.policy.settle(drafts.choice, emitted, seconds, drafts.seconds, drafts.whole)
+        gained = self._accounts.settle(drafts.choice, drafts.methods, emitted, seconds, drafts.seconds, drafts.whole)
         # Two results that are read at once may leave no time for one of them.
         step = max(seconds, drafts.choice.plain_seconds)
         self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * step)
@@ -283,7 +283,7 @@ class ModelSpeculator:
         guesses = [self._guess(name, self._most) for name in names]
         context = sum(self._states[name].length for name in names)
         shape = StepShape(len(names), len(names), context)
-        counts = self.policy.wanted(shape, [guess.survival for guess in guesses], self._drafting_time(names, guesses))
+        counts = self._accounts.wanted(shape, guesses, self._drafting_time(names, guesses))
         for name, count in zip(names, counts, strict=True):
             state = self._states[name]
             if count and not state.held:

@@ -5,12 +5,12 @@ policy admits drafts in the order of their survival and takes the number with th
 DSpark (arXiv 2607.05147), this is one choice for the whole step, over all sequences; a draft's predecessors have no
 lower survival, so they are always admitted before it.
 
-An account bounds the cost of being wrong. Every step pays in `ALLOWANCE` of its time. A step with drafts pays in the
-time that it has saved, compared with the predicted time of the same tokens without drafts, or pays out what it has
-lost. Without balance nothing is speculated, and the balance has an upper limit, so that early gains finance no later
-losses. A step verifies no more drafts than the balance covers if all are wrong. So over any longer time speculation
-costs at most the allowance. From the same account it tries numbers of tokens whose step time is not known: the time is
-then taken to be as short as the known ones allow.
+An account bounds the cost of being wrong (two, with predictions: see `accounts`). Every step pays in `ALLOWANCE` of its
+time. A step with drafts pays in the time that it has saved, compared with the predicted time of the same tokens without
+drafts, or pays out what it has lost. Without balance nothing is speculated, and the balance has an upper limit, so that
+early gains finance no later losses. A step verifies no more drafts than the balance covers if all are wrong. So over
+any longer time speculation costs at most the allowance. From the same account it tries numbers of tokens whose step
+time is not known: the time is then taken to be as short as the known ones allow.
 
 Drafts of a model take time of their own, which is part of all of this: of a step's predicted time, of what it is
 compared with, and of what the account pays. It grows with the number of drafts of the longest row and, less, with the
@@ -19,6 +19,7 @@ number of rows, so a draft that does not pay alone may pay in company.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,12 @@ class SpeculationPolicy:
         self._balance: float | None = None
         """Seconds; None until times are known."""
         self._speculating = False
+
+    def beside(self) -> SpeculationPolicy:
+        """A new policy with an account of its own, which shares what this one learns of times."""
+        other = copy.copy(self)
+        other._balance, other._speculating = None, False
+        return other
 
     def choose(
         self,

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from headrace.speculation.acceptance import AcceptanceCounts
+from headrace.speculation.accounts import SpeculationAccounts
 from headrace.speculation.calibration import Calibration
 from headrace.speculation.drafter import NO_GUESS, Guess, HostDrafter
 from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
@@ -85,6 +86,7 @@ class Speculator:
 
     def __init__(self, drafter: HostDrafter, most: int = MOST_DRAFTS, policy: SpeculationPolicy | None = None) -> None:
         self.policy = SpeculationPolicy() if policy is None else policy
+        self._accounts = SpeculationAccounts(self.policy)
         self.counts: dict[str, AcceptanceCounts] = {}
         """By method."""
         self._drafter, self._most = drafter, most
@@ -136,7 +138,7 @@ class Speculator:
         for at, survival in estimates.items():
             guesses[at] = guesses[at]._replace(survival=self._ahead.corrected(survival))
         contexts = [row.context for row in rows]
-        choice = self.policy.choose(shape, [guess.survival for guess in guesses], contexts)
+        choice = self._accounts.choose(shape, guesses, contexts)
         for row, count in zip(rows, choice.drafts, strict=True):
             state = self._states[row.sequence]
             if count:
@@ -158,7 +160,7 @@ class Speculator:
         for at, survival in drafts.estimates.items():
             if (right := accepted[at]) is not None:
                 self._ahead.verified(survival, drafts.choice.drafts[at], right)
-        self.policy.settle(drafts.choice, emitted, seconds, whole=drafts.whole)
+        self._accounts.settle(drafts.choice, drafts.methods, emitted, seconds, whole=drafts.whole)
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)
@@ -170,4 +172,4 @@ class Speculator:
         """Whether drafts after the tokens in flight would be verified, as far as they can be guessed before those are
         known."""
         guess = self._states[sequence].drafter.guess(sequence, in_flight + self._most)
-        return self.policy.worth(self._shape, guess.survival[in_flight:])
+        return self._accounts.worth(self._shape, guess, in_flight)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from wild_lengths import BY_NAME, CASES, wild
 
 from headrace.errors import PlatformError
 from headrace.kernels import registry
@@ -100,6 +101,19 @@ def test_a_length_outside_of_the_history_is_an_error(isa: str, length: int) -> N
     given["lengths"] = torch.full_like(given["lengths"], length)
     with pytest.raises(PlatformError):
         NativeDrafting(ops, lambda: None).place(**given)
+    team.close()
+
+
+@pytest.mark.parametrize(("name", "length"), CASES)
+def test_lengths_that_cannot_be_are_errors_or_have_no_drafts(name: str, length: float) -> None:
+    team = Team(native.load(), 1)
+    given = wild(name, length)
+    operator = NativeDrafting(NativeOps(EagerLauncher(team)), lambda: None).table()[name]
+    if name == "read_drafts":
+        assert torch.equal(operator(**given), BY_NAME[name].reference(**given))
+    else:
+        with pytest.raises(PlatformError):
+            operator(**given)
     team.close()
 
 

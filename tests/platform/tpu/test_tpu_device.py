@@ -348,6 +348,8 @@ def test_opening_names_what_is_wrong(tmp_path: Path) -> None:
         here.open(1, {})
     with pytest.raises(PlatformError, match="unknown option 'threads'; there are dtype, kernels"):
         here.open(0, {"threads": 1})
+    with pytest.raises(PlatformError, match="unknown option 'kernel'; there are dtype, kernels; did you mean kernels"):
+        here.open(0, {"kernel": "xla"})
     with pytest.raises(PlatformError, match="option dtype is 'float16': choose one of None, float32, bfloat16"):
         here.open(0, {"dtype": "float16"})
     broken = TpuPlatform(here.machine, lambda: (_ for _ in ()).throw(RuntimeError("no libtpu")))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from triton_support import BY_NAME, CPU, operator, outputs, rng
+from wild_lengths import CASES, wild
 
 from headrace.kernels.ops import Batch
 from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING
@@ -72,6 +73,12 @@ def test_padding_changes_nothing(name: str, seed: int) -> None:
         if key in arguments:
             arguments[key] = longer(arguments[key], size, 0)
     check(name, arguments)
+
+
+@pytest.mark.usefixtures("_small_parts")
+@pytest.mark.parametrize(("name", "length"), CASES)
+def test_lengths_that_cannot_be_place_nothing(name: str, length: float) -> None:
+    check(name, wild(name, length))
 
 
 @pytest.mark.parametrize("split", [64, 4096])

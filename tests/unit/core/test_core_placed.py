@@ -137,6 +137,34 @@ def test_in_steps_of_two_parts(depth: int, blocks: int, budget: int, right: floa
     assert not oracle.known
 
 
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_grammar_beside_it_ends_no_overlap_for_good(drafted: bool) -> None:
+    """A sequence with a grammar is not placed. Steps wait for it while it has drafts, and no longer; the other one has
+    drafts all the time."""
+    oracle = PlacedOracle(SMALL, 1.0, 1.0, 0, 7, 1.0)
+    driver = oracle.drive(2)
+    matcher = ForcingMatcher(64, 1000, ())
+    oracle.matchers["g"] = ForcingMatcher(64, 1000, ())
+    constrained = replace(request("g", [8, 9], 20), max_drafts=None if drafted else 0)
+    free = request("r", [5, 6, 7], 90, ignore_eos=True)
+    add(driver, free, None)
+    add(driver, constrained, matcher)
+    overlapping, together = 0, 0
+
+    def look() -> None:
+        nonlocal overlapping, together
+        ahead = [plan for plan, _ in driver.in_flight if plan.lengths is not None and ON_DEVICE in plan.lengths]
+        overlapping += bool(ahead)
+        together += any("g" in plan.request_ids for plan in ahead)
+
+    driver.run(each=look)
+    same(driver.records["r"], naive(free, SMALL, 7))
+    check(driver.records["g"], expected_of(constrained, ForcingMatcher(64, 1000, ()), SMALL))
+    assert driver.records["r"].accepted > 45
+    assert overlapping > 3
+    assert drafted or together > 3
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_aborts_and_failures_with_drafts_under_way(seed: int) -> None:
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ import pytest
 from core_driver import SMALL, Driver, request
 
 from headrace.core.sequence import AGEING, Sequence
-from headrace.core.waiting_queue import PATIENCE, WaitingQueue
+from headrace.core.waiting_queue import AHEAD, PATIENCE, WINDOW, WaitingQueue
 
 ONE = replace(SMALL, max_num_seqs=1)
 
@@ -137,3 +137,36 @@ def test_the_queue_skips_who_may_not_run_yet() -> None:
     queue.push(free)
     assert queue.pick(6, lambda _: 0) is free
     assert queue.pick(7, lambda _: 0) is held
+
+
+@pytest.mark.parametrize("count", [WINDOW, AHEAD - 1])
+def test_who_may_not_run_yet_keeps_nobody_else_from_running(count: int) -> None:
+    queue = WaitingQueue()
+    seqs = [Sequence.of(request(f"r{i}", [2], arrival=float(i)), i, 64) for i in range(count + 2)]
+    for seq in seqs:
+        seq.hold = 7 if seq in seqs[:count] else -1
+        queue.push(seq)
+    assert queue.pick(6, lambda seq: seq.request.arrival) is (seqs[-1] if count + 2 <= AHEAD else seqs[count])
+    # Nobody has overtaken those: they are the first again.
+    assert [seq.passed for seq in seqs[:count]] == [0] * count
+    assert queue.pick(7, lambda _: 0) is seqs[0]
+
+
+def test_the_queue_looks_at_so_many_and_no_more() -> None:
+    queue = WaitingQueue()
+    for i in range(AHEAD + 1):
+        seq = Sequence.of(request(f"r{i}", [2], arrival=float(i)), i, 64)
+        seq.hold = 7 if i < AHEAD else -1
+        queue.push(seq)
+    assert queue.pick(6, lambda _: 0) is None
+
+
+def test_a_prompt_behind_many_that_wait_for_scores_begins_at_once() -> None:
+    """Many requests want the scores of one long prompt, which the first of them computes."""
+    driver = Driver(replace(SMALL, max_num_seqs=4, max_num_batched_tokens=110))
+    prompt = [2 + at % 59 for at in range(100)]
+    driver.add(*(request(f"s{i}", prompt, 1, arrival=float(i), prompt_logprobs=0) for i in range(WINDOW + 2)))
+    driver.add(request("other", [62, 63], 2, arrival=30.0))
+    records = driver.run()
+    assert records["other"].first_scheduled == records["s0"].first_scheduled
+    assert all(records[f"s{i}"].reason == "length" for i in range(WINDOW + 2))

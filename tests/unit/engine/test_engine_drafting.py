@@ -21,7 +21,7 @@ from headrace.engine.stats import SpeculationTotals
 from headrace.errors import ContextOverflow, InvalidRequest
 from headrace.speculation.loading import make
 from headrace.speculation.ngram import NgramDrafter
-from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
+from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepChoice, StepShape
 from headrace.speculation.speculator import MOST_DRAFTS, Drafts, Speculator
 from headrace.types import Request, SamplingParams
 
@@ -32,7 +32,13 @@ NGRAM = Config.model_validate({"scheduler": {"speculate": "ngram"}})
 class Always(SpeculationPolicy):
     """Verifies all drafts, independently of the time that steps take."""
 
-    def choose(self, shape: StepShape, survivals: Sequence[Sequence[float]], contexts: Sequence[int]) -> StepChoice:
+    def choose(
+        self,
+        shape: StepShape,
+        survivals: Sequence[Sequence[float]],
+        contexts: Sequence[int] = (),
+        drafting: DraftingTime | None = None,
+    ) -> StepChoice:
         return StepChoice(shape, [len(survival) for survival in survivals], 0, 1.0, 1.0)
 
     def settle(

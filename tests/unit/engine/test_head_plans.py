@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 from headrace.core.drafts import DraftRow
-from headrace.engine.head_plans import Drafted, catch_up_pass, following_pass, known_pass
+from headrace.engine.head_plans import Drafted, catch_up_pass, deeper_pass, draws, following_pass, known_pass
+from headrace.kernels.inputs import plan_arrays
+from headrace.sampling import DEVICE_ROWS
 from headrace.types import GIVEN, NO_TOKEN, Request, SamplingParams
 
 BLOCK = 16
+GREEDY = SamplingParams(temperature=0.0)
 TABLE = np.array([7, 3, 9, 4], np.int32)
 
 
-def drafted(tokens: int, lag: int = 1) -> Drafted:
-    request = Request("r", tuple(range(tokens)), SamplingParams(temperature=0.0))
+def drafted(tokens: int, lag: int = 1, params: SamplingParams = GREEDY) -> Drafted:
+    request = Request("r", tuple(range(tokens)), params)
     found = Drafted(request, list(range(tokens)), 100, lag)
     found.blocks = [5, 6, 2, 8]
     return found
@@ -111,3 +114,40 @@ def test_no_entry_is_missed_whatever_was_right(seed: int, lag: int) -> None:
             drafts, right = in_flight.pop(0)
             known, uncertain, wrong = known - drafts + right, uncertain - drafts, wrong + drafts - right
             seq.tokens += [0] * (1 + right)
+
+
+@pytest.mark.parametrize("bias", [(), ((7, -1.0),)])
+def test_a_deeper_pass_is_the_following_pass_of_its_depth(bias: tuple[tuple[int, float], ...]) -> None:
+    """From the pass before where the sequences are the same, across the end of a block."""
+    seqs = [drafted(13, params=SamplingParams(temperature=0.5, seed=4, logit_bias=bias)), drafted(30)]
+    for seq in seqs:
+        place(seq, len(seq.tokens), ahead=None)
+    before = following_pass(seqs, 1, BLOCK)
+    for depth, left in ((2, seqs), (3, seqs), (4, seqs[:1]), (5, seqs[:1])):
+        step, wanted = deeper_pass(before, left, depth, BLOCK), following_pass(left, depth, BLOCK)
+        found, expected = plan_arrays(step.plan, 100), plan_arrays(wanted.plan, 100)
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array, name, strict=True)
+        np.testing.assert_array_equal(step.token_positions, wanted.token_positions, strict=True)
+        np.testing.assert_array_equal(step.bounds, wanted.bounds, strict=True)
+        before = step
+
+
+def test_draws_have_the_parameters_of_their_sequences() -> None:
+    params = [
+        SamplingParams(temperature=0.5, top_k=3, seed=-2, repetition_penalty=1.5),
+        SamplingParams(top_p=0.25, seed=9, logit_bias=((7, 2.0),), allowed_token_ids=(7, 8)),
+    ]
+    seqs = [drafted(4, params=one) for one in params]
+    positions = np.arange(6, dtype=np.int32)
+    batch = draws(seqs, positions, 3)
+    assert batch.params.keys() == DEVICE_ROWS.keys()
+    for name, row in DEVICE_ROWS.items():
+        wanted = np.array([getattr(one, name) for one in params for _ in range(3)], row.dtype)
+        np.testing.assert_array_equal(batch.params[name], wanted, name, strict=True)
+    assert batch.seed.tolist() == [2**64 - 2] * 3 + [9] * 3
+    assert batch.position is positions
+    assert (batch.bias_row.tolist(), batch.bias_token.tolist()) == ([3, 4, 5], [7, 7, 7])
+    assert batch.allowed_row is not None
+    assert batch.allowed_row.tolist() == [-1, -1, -1, 0, 1, 2]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from wild_lengths import CASES, kept, wild
 
 from headrace.kernels.accept.reference import accept
 from headrace.kernels.ngram.generate import PlacedStep, draw_step
@@ -161,6 +162,19 @@ def test_padding_changes_nothing(name: str, seed: int) -> None:
     for want, got in zip(wanted, found, strict=True):
         assert torch.equal(got[: len(want)], want)
     assert torch.equal(wide["history"], given["history"])
+
+
+@pytest.mark.parametrize(("name", "length"), CASES)
+def test_lengths_that_cannot_be_place_nothing(name: str, length: float) -> None:
+    given = wild(name, length)
+    if name in ("place", "shift"):
+        calm = kept(given)
+        for found, wanted in zip(*(BY_NAME[name].reference(**each) for each in (given, calm)), strict=True):
+            assert torch.equal(found, wanted)
+        assert torch.equal(given["history"], calm["history"])
+    else:
+        found = BY_NAME[name].reference(**given)
+        assert int(found.max()) <= int(given["history"][:, :-1].max())
 
 
 def padded(batch: Batch, seqs: int, spare: int) -> Batch:

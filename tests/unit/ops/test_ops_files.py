@@ -21,6 +21,7 @@ sys.path += [str(ROOT / "tests" / "unit" / "server")]
 from server_fakes import serve_fake  # noqa: E402
 
 from headrace.cli.serve_command import configure  # noqa: E402
+from headrace.platforms.cpu import native  # noqa: E402
 from write_dashboard import FILE, dashboard  # noqa: E402
 
 PROMETHEUS = [OPS / "prometheus" / name for name in ("rules.yml", "rules_test.yml")]
@@ -116,7 +117,10 @@ def test_the_compose_file() -> None:
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
             assert source in compose()["volumes"] or (OPS / source).exists(), source
-    assert services["headrace"]["build"]["dockerfile"] == "ops/Dockerfile"
+    build = services["headrace"]["build"]
+    assert build["dockerfile"] == "ops/Dockerfile"
+    declared = {value.partition("=")[0] for name, value in instructions() if name == "ARG"}
+    assert set(build["args"]) == declared
     scraped = yaml.safe_load((OPS / "prometheus" / "prometheus.yml").read_text())["scrape_configs"][0]
     assert scraped["static_configs"][0]["targets"] == ["headrace:8000"]
     assert scraped["job_name"] == "headrace"
@@ -154,6 +158,14 @@ def test_the_dockerfile() -> None:
             assert "--no-install-recommends" in value
             assert "rm -rf /var/lib/apt/lists" in value
             assert "apt-get update" in value
+
+
+def test_an_image_without_native_kernels_is_not_built() -> None:
+    # pip installs Headrace even if they cannot be compiled.
+    (install,) = [value for name, value in instructions() if name == "RUN" and "pip install" in value]
+    version = re.findall(r"FROM python:(3\.\d+)-", (OPS / "Dockerfile").read_text())[0]
+    library = f"/opt/headrace/lib/python{version}/site-packages/headrace/_lib/{native._NAME}"
+    assert install.endswith(f"&& test -f {library}")
 
 
 def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:

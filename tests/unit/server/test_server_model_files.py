@@ -8,6 +8,8 @@ from typing import Any
 
 import gguf
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from headrace.config import Config
 from headrace.server.model_budget import PROCESS, estimate
@@ -29,7 +31,7 @@ def test_a_gguf_file_tells_its_family(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    found = ModelFiles(file.stat().st_size, "gguf", "qwen2", 777, None, "0.5B")
+    found = ModelFiles(file.stat().st_size, "gguf", "qwen2", 777, label="0.5B")
     assert read_files(str(file)) == found
     # A directory with that file alone, too.
     assert read_files(str(tmp_path)) == found
@@ -79,3 +81,53 @@ def test_the_estimate_before_a_load(tmp_path: Path, stored: str | None, options:
     checkpoint(tmp_path, model_type="llama", **({} if stored is None else {"torch_dtype": stored}))
     config = Config.model_validate({"model": {"model": str(tmp_path), **options}})
     assert estimate(ModelPlan("m", config, tmp_path)) == PROCESS + bytes_
+
+
+def drafter(folder: Path) -> Path:
+    """A head with a matrix of 64 * 32 and a table of 100 * 32 values in bfloat16."""
+    folder.mkdir()
+    tensors = {
+        "embed_tokens.weight": torch.zeros(100, 32, dtype=torch.bfloat16),
+        "fc.weight": torch.zeros(64, 32, dtype=torch.bfloat16),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "quantised", "saved"),
+    [
+        ({}, False, 0.0),
+        ({}, True, 1.0),
+        ({"draft_quantization": "none"}, True, 0.0),
+        ({"draft_quantization": "int8"}, False, 1.0),
+        ({"draft_quantization": "int4"}, False, 1.375),
+    ],
+)
+def test_the_estimate_counts_a_drafter_as_it_lies_in_memory(
+    tmp_path: Path, options: dict[str, str], quantised: bool, saved: float
+) -> None:
+    head = drafter(tmp_path / "head")
+    checkpoint(tmp_path, **({"quantization_config": {"quant_method": "gptq"}} if quantised else {}))
+    scheduler = {"speculate": f"eagle3:{head}", **options}
+    config = Config.model_validate({"model": {"model": str(tmp_path)}, "scheduler": scheduler})
+    own = read_files(str(head)).size - int(64 * 32 * saved)
+    assert estimate(ModelPlan("m", config, tmp_path)) == PROCESS + 1000 + own
+
+
+def test_a_head_in_the_files_of_the_target_is_counted_once(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    scheduler = {"speculate": f"mtp:{tmp_path}"}
+    config = Config.model_validate({"model": {"model": str(tmp_path)}, "scheduler": scheduler})
+    assert estimate(ModelPlan("m", config, tmp_path)) == PROCESS + 1000
+
+
+@pytest.mark.parametrize(("kind", "stored", "quantised"), [(0, 4.0, False), (1, 2.0, False), (3, None, True)])
+def test_a_gguf_file_tells_how_it_is_stored(tmp_path: Path, kind: int, stored: float | None, quantised: bool) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_file_type(kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = read_files(str(tmp_path))
+    assert (found.stored_bytes, found.quantised) == (stored, quantised)

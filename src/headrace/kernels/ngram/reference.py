@@ -28,7 +28,7 @@ def ngram(batch: Batch, lengths: torch.Tensor, history: torch.Tensor, most: int)
     drafted, known = known_lengths(batch, lengths, history)
     drafted &= batch.query_start[1:] - batch.query_start[:-1] > 1
     text = history[batch.slots.long(), :-1]
-    last = (known - 1).clamp(min=0)
+    last = (known.clamp(max=text.shape[1]) - 1).clamp(min=0)
     at = torch.arange(text.shape[1], device=history.device)
     matches = (at < last[:, None]) & drafted[:, None]
     length = torch.zeros_like(text, dtype=torch.int64)

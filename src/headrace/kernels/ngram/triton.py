@@ -41,7 +41,7 @@ def match_kernel(
     seq, split = tl.program_id(0), tl.program_id(1)
     own, known, text = known_length(sizes, slots, lengths, history, width, seq)
     drafted = own & (tl.load(query_start + seq + 1) - tl.load(query_start + seq) > 1)
-    last = tl.maximum(tl.minimum(known, width - 1) - 1, 0)
+    last = tl.maximum(tl.minimum(known, width - 1), 1) - 1
     first = split * SPLIT
     stop = tl.where(drafted, tl.minimum(first + SPLIT, last), 0)
     place = tl.zeros([], tl.int32)
@@ -76,7 +76,7 @@ def draft_kernel(
     _, known, text = known_length(sizes, slots, lengths, history, width, seq)
     part = tl.arange(0, SPLITS)
     found = tl.max(tl.load(best + seq.to(tl.int64) * splits + part, part < splits, 0), 0)
-    last = tl.maximum(tl.minimum(known, width - 1) - 1, 0)
+    last = tl.maximum(tl.minimum(known, width - 1), 1) - 1
     place = (found & 0xFFFFFFFF).to(tl.int32)
     draft = tl.arange(0, MOST)
     stop = tl.where((found >> 32) >= SHORTEST, most, 0)

@@ -18,13 +18,25 @@ _BLOCK = 128
 
 
 @jit
+def _placed(
+    sizes: tensor, query_start: tensor, slots: tensor, lengths: tensor, history: tensor, width: tensor, most: tensor,
+    seq: tensor,
+) -> tensor:  # fmt: skip
+    """As `known_length`, and the numbers of the sequences' tokens with those of the step. The device places none that
+    have more than `most` or whose length is no length, as behind a step that failed."""
+    own, known, text = known_length(sizes, slots, lengths, history, width, seq)
+    context = known - 1 + tl.load(query_start + seq + 1) - tl.load(query_start + seq)
+    return own & (known >= 1) & (known <= most) & (context <= most), known, text, context
+
+
+@jit
 def _row_of(
     sizes: tensor, token_seq: tensor, query_start: tensor, slots: tensor, lengths: tensor, history: tensor,
-    width: tensor, token: tensor,
+    width: tensor, most: tensor, token: tensor,
 ) -> tensor:  # fmt: skip
     """(the device places these tokens, their sequences, which tokens of these they are, their positions if placed)."""
     seq = tl.load(token_seq + token)
-    own, known, _ = known_length(sizes, slots, lengths, history, width, seq)
+    own, known, _, _ = _placed(sizes, query_start, slots, lengths, history, width, most, seq)
     nth = token - tl.load(query_start + seq)
     return own & (token < tl.load(sizes)), seq, nth, known - 1 + nth
 
@@ -41,9 +53,10 @@ def place_kernel(
     # The program of a sequence writes its length to the history, where those of its tokens and rows read it: only if
     # the length is given (0 or more), when they do not read it. So the order of programs does not matter.
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    most = tl.minimum(blocks * SIZE, width - 1)
 
     token = tl.minimum(at, tokens - 1)
-    ours, seq, nth, place = _row_of(sizes, token_seq, query_start, slots, lengths, history, width, token)
+    ours, seq, nth, place = _row_of(sizes, token_seq, query_start, slots, lengths, history, width, most, token)
     draft = tl.load(drafts + seq * MOST + tl.minimum(tl.maximum(nth - 1, 0), MOST - 1))
     ids = tl.where(ours & (nth > 0), tl.maximum(draft, 0), tl.load(token_ids + token))
     tl.store(new_ids + at, ids, at < tokens)
@@ -52,15 +65,13 @@ def place_kernel(
     tl.store(new_mapping + at, mapping, at < tokens)
 
     seq = tl.minimum(at, seqs - 1)
-    own, known, text = known_length(sizes, slots, lengths, history, width, seq)
-    count = tl.load(query_start + seq + 1) - tl.load(query_start + seq)
-    context = tl.where(own, known - 1 + count, tl.load(context_lens + seq))
-    tl.store(new_context + at, context, at < seqs)
+    own, known, text, context = _placed(sizes, query_start, slots, lengths, history, width, most, seq)
+    tl.store(new_context + at, tl.where(own, context, tl.load(context_lens + seq)), at < seqs)
     tl.store(history + text + width - 1, known, own & (tl.load(lengths + seq) >= 0) & (at < seqs))
 
     row = tl.minimum(at, rows - 1)
     token = tl.load(row_tokens + row, at < rows, 0)
-    ours, _, _, place = _row_of(sizes, token_seq, query_start, slots, lengths, history, width, token)
+    ours, _, _, place = _row_of(sizes, token_seq, query_start, slots, lengths, history, width, most, token)
     given = tl.load(position + row, at < rows, 0)
     tl.store(new_position + at, tl.where(ours, place + 1, given), at < rows)
 

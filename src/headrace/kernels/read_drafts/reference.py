@@ -21,6 +21,6 @@ def read_drafts(batch: Batch, lengths: torch.Tensor, history: torch.Tensor, most
     nth, last = torch.arange(most, device=history.device), history.shape[1] - 2
     at = known[:, None] + nth
     found = history[batch.slots.long()[:, None], at.clamp(0, last)]
-    held = own[:, None] & (nth < (fresh - 1)[:, None]) & (at <= last)
+    held = (own & (known >= 0))[:, None] & (nth < (fresh - 1)[:, None]) & (at <= last)
     valid = (held & (found >= 0)).long().cumprod(1) > 0
     return torch.where(valid, found, NO_TOKEN).to(torch.int32)

@@ -24,7 +24,7 @@ def read_kernel(
     own, known, text = known_length(sizes, slots, lengths, history, width, seq)
     count = tl.load(query_start + seq + 1) - tl.load(query_start + seq) - 1
     nth = tl.arange(0, MOST)
-    held = nth < tl.where(own, tl.minimum(count, width - 1 - known), 0)
+    held = nth < tl.where(own & (known >= 0), tl.minimum(count, width - 1 - known), 0)
     token = tl.load(history + text + known + nth, held, -1)
     # The first that is no token; MOST if all are.
     end = tl.min(tl.where(token < 0, nth, MOST), 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.errors import PlatformError
+from headrace.platforms.option_errors import unknown_option
 
 __all__ = ["TpuOptions", "read_tpu_options"]
 
@@ -29,8 +30,7 @@ def read_tpu_options(given: Mapping[str, Any]) -> TpuOptions:
     known = [field.name for field in fields(TpuOptions)]
     for name, value in given.items():
         if name not in known:
-            raise PlatformError(f"tpu: unknown option {name!r}; there are {', '.join(known)}")
+            raise unknown_option("tpu", name, known)
         if value not in _CHOICES[name]:
-            able = ", ".join(str(choice) for choice in _CHOICES[name])
-            raise PlatformError(f"tpu: option {name} is {value!r}: choose one of {able}")
+            raise PlatformError(f"tpu: option {name} is {value!r}: choose one of {', '.join(map(str, _CHOICES[name]))}")
     return TpuOptions(**given)
