@@ -62,14 +62,13 @@ class SpeculationAccounts:
         seconds: float,
         drafting: float = 0.0,
         whole: bool = True,
-        shared: bool = False,
     ) -> float:
         """As `SpeculationPolicy.settle`. `methods`: by row. Both accounts get the allowance of a step without
         drafts."""
         drafted = {method for method, count in zip(methods, choice.drafts, strict=True) if count}
         if drafted == {PredictedDrafter.name} and not drafting:
             return self._beside().settle(choice, emitted, seconds, whole=whole)
-        gained = self._general.settle(choice, emitted, seconds, drafting, whole, shared)
+        gained = self._general.settle(choice, emitted, seconds, drafting, whole)
         if not drafted:
             # The general one has learnt the time.
             self._beside().settle(choice, emitted, seconds, whole=False)
