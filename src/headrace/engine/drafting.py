@@ -41,8 +41,6 @@ class _Drafted(NamedTuple):
     accepted: Sequence[int | None]
     busy: float
     """Seconds in which the device worked on the drafts."""
-    launched: bool
-    """A round was launched for it that nothing waited for."""
 
 
 class _Stopwatch:
@@ -125,7 +123,7 @@ class Drafting:
         return sequence not in self._unread and self._speculator.held(sequence)
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
-        wall, busy, unwaited = self._spent()
+        wall, busy = self._spent()
         # Only a sequence whose drafts are made here has to wait for its last token.
         waits = not self._on_device or any(row.ahead is None for row in rows)
         self._speculator.policy.gap = self._gap if waits else 0.0
@@ -138,7 +136,7 @@ class Drafting:
             )
         after = self._spent()
         self._drafting = after[0] - wall
-        self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy, after[2] > unwaited)
+        self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy)
         return drafts.tokens
 
     def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
@@ -153,9 +151,8 @@ class Drafting:
         for old in [one for one in self._steps if one < step]:
             del self._steps[old]
         if found is not None:
-            drafts = found.drafts._replace(shared=any(one.launched for one in self._steps.values()))
             # What is only foretold of a round may be longer than the time in which it ran.
-            self._speculator.settle(drafts, found.accepted, emitted, max(0.0, seconds - found.busy))
+            self._speculator.settle(found.drafts, found.accepted, emitted, max(0.0, seconds - found.busy))
 
     def waited(self, seconds: float) -> None:
         """Learn for how long the device stands still between a step with drafts and the next. The time that the model
@@ -163,6 +160,5 @@ class Drafting:
         seconds = max(0.0, seconds - self._drafting)
         self._gap = seconds if self._gap == 0 else 0.9 * self._gap + 0.1 * seconds
 
-    def _spent(self) -> tuple[float, float, float]:
-        model = self._model
-        return (0.0, 0.0, 0.0) if model is None else (model.wall, model.busy, model.unwaited)
+    def _spent(self) -> tuple[float, float]:
+        return (0.0, 0.0) if self._model is None else (self._model.wall, self._model.busy)

@@ -56,20 +56,14 @@ class SpeculationAccounts:
         return policy.worth(shape, guess.survival[after:])
 
     def settle(
-        self,
-        choice: StepChoice,
-        emitted: int,
-        seconds: float,
-        drafting: float = 0.0,
-        whole: bool = True,
-        shared: bool = False,
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
     ) -> float:
         """As `SpeculationPolicy.settle`, without what predictions have gained or lost: 0 for a step of theirs. Both
         accounts get the allowance of a step without drafts."""
         if choice.predicted and choice.total:
             self._beside().settle(choice, emitted, seconds, drafting, whole)
             return 0.0
-        gained = self._general.settle(choice, emitted, seconds, drafting, whole, shared)
+        gained = self._general.settle(choice, emitted, seconds, drafting, whole)
         if not choice.total:
             # The general one has learnt the time.
             self._beside().settle(choice, emitted, seconds, whole=False)

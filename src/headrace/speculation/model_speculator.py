@@ -199,7 +199,7 @@ class ModelSpeculator:
                 self._acceptance.verified(name, drafts.choice.drafts[at], count)
                 if tokens:
                     self._calibration.verified(drafts.estimates.get(at, ()), len(tokens), count)
-        gained = self._accounts.settle(drafts.choice, emitted, seconds, drafts.seconds, drafts.whole, drafts.shared)
+        gained = self._accounts.settle(drafts.choice, emitted, seconds, drafts.seconds, drafts.whole)
         # Two results that are read at once may leave no time for one of them.
         step = max(seconds, drafts.choice.plain_seconds)
         self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * step)

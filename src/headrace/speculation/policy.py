@@ -15,10 +15,6 @@ time is not known: the time is then taken to be as short as the known ones allow
 Drafts of a model take time of their own, which is part of all of this: of a step's predicted time, of what it is
 compared with, and of what the account pays. It grows with the number of drafts of the longest row and, less, with the
 number of rows, so a draft that does not pay alone may pay in company.
-
-Where host and device share processors, what the host does for a round of drafts slows the step that the device computes
-meanwhile, whether that one has drafts or not. How much longer such steps without drafts are than the others, on the
-average, counts as time of making drafts too. These steps themselves tell nothing of the time of a step without drafts.
 """
 
 from __future__ import annotations
@@ -44,8 +40,6 @@ _START, _STAY = 1.05, 1.02
 """The predicted gain that begins speculation, and the one that keeps it up."""
 _WORST = 2.0
 """A step counts as at most this multiple of its predicted time: a longer one was interrupted."""
-_SLOWED = 1 / 16
-"""The weight of the latest step in the average by which the host's work has slowed one."""
 _FREE = 1.02
 """The least time of a step with drafts that is believed, relative to that without."""
 
@@ -95,8 +89,6 @@ class SpeculationPolicy:
         self._balance: float | None = None
         """Seconds; None until times are known."""
         self._speculating = False
-        self._slowed = 0.0
-        """Seconds by which a round of drafts makes the step beside it longer, on the average."""
 
     def beside(self) -> SpeculationPolicy:
         """A new policy with an account of its own, which shares what this one learns of times."""
@@ -137,43 +129,25 @@ class SpeculationPolicy:
         return drafts
 
     def settle(
-        self,
-        choice: StepChoice,
-        emitted: int,
-        seconds: float,
-        drafting: float = 0.0,
-        whole: bool = True,
-        shared: bool = False,
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
     ) -> float:
         """Learn from a step that was chosen: the tokens that its sequences got, the device's time for it, and the
-        seconds that making its drafts has taken; `whole`: it had all tokens that were chosen; `shared`: the host has
-        launched a round of drafts for the next step while the device computed this one. Returns the seconds that its
-        drafts have gained, below 0 for a loss."""
+        seconds that making its drafts has taken; `whole`: it had all tokens that were chosen. Returns the seconds that
+        its drafts have gained, below 0 for a loss."""
         shape, total = choice.shape, choice.total
-        if whole and (total or not shared):
-            own = seconds - self._slowed if shared and self._slowed > 0 else seconds
-            self.cost.observe(shape.tokens + total, shape.context + choice.context, own)
+        if whole:
+            self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
         plain = self._plain(shape)
         if plain <= 0:
             return 0.0
         decode = self._decode(shape, plain)
         if not total:
-            lost = drafting + (self._slower(shape, plain, seconds) if shared else 0.0)
-            self._pay(ALLOWANCE * plain - lost, decode)
-            return -lost
+            self._pay(ALLOWANCE * plain - drafting, decode)
+            return -drafting
         spent = min(seconds + choice.gap + drafting, _WORST * choice.seconds)
         without = plain + decode * (emitted / shape.sampled - 1)
         self._pay(without - (1 - ALLOWANCE) * spent, decode)
         return without - spent
-
-    def _slower(self, shape: StepShape, plain: float, seconds: float) -> float:
-        """The seconds by which a step without drafts was longer than others, below 0 if it was shorter; 0 if no others
-        of its size are known. What exceeds the length of a step was an interruption."""
-        if not self.cost.known_with(shape.tokens, shape.context):
-            return 0.0
-        longer = min(seconds - plain, (_WORST - 1) * plain)
-        self._slowed += _SLOWED * (longer - self._slowed)
-        return longer
 
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
@@ -198,8 +172,7 @@ class SpeculationPolicy:
         ordered.sort(reverse=True)
         owners = [owner for _, owner in ordered]
         attended = [contexts[owner] for owner in owners] if contexts else []
-        slowed = max(self._slowed, 0.0)
-        times = () if drafting is None else [each + slowed if each > 0 else 0.0 for each in drafting(owners)]
+        times = () if drafting is None else drafting(owners)
         return owners[: self._number(shape, plain, decode, [value for value, _ in ordered], attended, times)], times
 
     def _number(

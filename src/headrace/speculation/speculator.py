@@ -59,8 +59,6 @@ class Drafts(NamedTuple):
     estimates: Mapping[int, Sequence[float]] = MappingProxyType({})
     """By row: a model's own estimates of the survival of its tokens, if it makes any, or those for drafts behind tokens
     in flight, before they are corrected."""
-    shared: bool = False
-    """The host has launched a round of a model, for the next step, while the device computed this one."""
 
     @property
     def whole(self) -> bool:

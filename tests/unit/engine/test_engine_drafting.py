@@ -23,7 +23,6 @@ from headrace.speculation.loading import make
 from headrace.speculation.ngram import NgramDrafter
 from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepChoice, StepShape
 from headrace.speculation.speculator import MOST_DRAFTS, Drafts, Speculator
-from headrace.speculation.speculator import DraftRow as SpeculatorRow
 from headrace.types import Request, SamplingParams
 
 PROMPT = tuple(b"ab")
@@ -43,13 +42,7 @@ class Always(SpeculationPolicy):
         return StepChoice(shape, [len(survival) for survival in survivals], 0, 1.0, 1.0)
 
     def settle(
-        self,
-        choice: StepChoice,
-        emitted: int,
-        seconds: float,
-        drafting: float = 0.0,
-        whole: bool = True,
-        shared: bool = False,
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
     ) -> None:
         pass
 
@@ -236,23 +229,3 @@ def test_a_round_that_was_shorter_than_foretold_leaves_no_negative_time() -> Non
         drafting.draft(step, StepSize(1, 1, 4), [row])
         drafting.settle(step, 1, seconds)
     assert seen == [0.0, 2.0]
-
-
-def test_a_step_beside_which_a_round_is_launched_is_told_apart() -> None:
-    rounds, seen = Foretold(), list[bool]()
-
-    class Recorded(Speculator):
-        def draft(self, shape: StepShape, rows: Sequence[SpeculatorRow]) -> Drafts:
-            rounds.unwaited += 0.0 if shape.tokens % 2 else 1e-3
-            return super().draft(shape, rows)
-
-        def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
-            seen.append(drafts.shared)
-
-    drafting = Drafting(Recorded(make("ngram"), policy=Always()), model=rounds, on_device=True)
-    # A step is planned while the one before it runs.
-    for step, tokens in enumerate((1, 2, 2, 1, 1)):
-        drafting.draft(step, StepSize(tokens, 1, 4), [])
-        if step:
-            drafting.settle(step - 1, 1, 0.5)
-    assert seen == [True, True, False, False]
