@@ -3,7 +3,7 @@
 If the device places a sequence, its block is launched while steps before it are in flight, and nothing waits for it.
 The device moves the rows to where the last right token is, takes that from its history of tokens, and writes what it
 draws behind it, where the next step finds its drafts. Masks stand in the history for the time of the pass: each is at
-the place of a draft of the same block, or at the last token's own.
+the place of a draft of the same block.
 """
 
 from __future__ import annotations

@@ -13,9 +13,12 @@ from headrace.errors import ConfigError
 from headrace.models.config import DecoderConfig
 from headrace.types import LayerKV
 
-__all__ = ["BlockConvolution", "BlockDraftConfig", "Candidates", "Markov", "Method", "check_block_draft"]
+__all__ = ["DRAFT_MASK", "BlockConvolution", "BlockDraftConfig", "Candidates", "Markov", "Method", "check_block_draft"]
 
 Method = Literal["dflash", "dspark"]
+DRAFT_MASK = -4
+"""The id of a mask that is no token. It is negative: if it stays in the history because its row gives no token, the
+drafts end there."""
 _CHOICES = 128
 """More likely tokens than this are not looked at: a lower one is hardly ever drawn."""
 
@@ -86,10 +89,10 @@ class BlockDraftConfig:
 
     @property
     def independent(self) -> bool:
-        """Each token of a block is chosen without its neighbours, and a mask is a token: a device that samples can
-        choose all of them in the same pass."""
+        """Each token of a block is chosen without its neighbours: a device that samples can choose all of them in the
+        same pass."""
         corrected = self.candidates is not None or self.markov is not None
-        return not corrected and not self.confidence and self.mask_token is not None
+        return not corrected and not self.confidence
 
     @property
     def choices(self) -> int:
