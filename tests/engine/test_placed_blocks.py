@@ -186,10 +186,10 @@ def test_a_drafter_that_is_always_wrong_changes_nothing(
     assert built.counts.accepted == 0
 
 
-def test_masks_whose_rows_give_no_token_end_the_drafts(
+def test_masks_whose_rows_give_no_token_do_no_harm(
     tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mask with a vector of its own is no token, and stays in the history if the drafter's logits are infinite."""
+    """A mask with a vector of its own is no token, and nothing is drawn in its place if all logits are infinite."""
     built = watch(monkeypatch)
     drafter = save("zlab-mask-vector", tmp_path / "drafter", **{"lm_head.weight": torch.full((VOCAB, 32), 3e38)})
 
@@ -200,7 +200,7 @@ def test_masks_whose_rows_give_no_token_end_the_drafts(
             placed_blocks(built)
 
     asyncio.run(main())
-    assert built.engines[-1].core.stats().speculation.methods == []
+    assert built.counts.drafted > 50
 
 
 def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.engine.head_plans import Drafted, draws
 from headrace.kernels.inputs import batch_of, parameter_arrays
-from headrace.models.block_draft_config import DRAFT_MASK, BlockDraftConfig
+from headrace.models.block_draft_config import BlockDraftConfig
 from headrace.models.block_drafter import BlockBatch
 from headrace.sampling import DEVICE_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch
@@ -67,9 +67,11 @@ def drawn_arrays(
     slots = np.array([seq.slot for seq in seqs], np.int32)
     bounds = np.array([seq.bound for seq in seqs], np.int32)
     prompts = np.array([len(seq.request.prompt) for seq in seqs], np.int32)
-    count = len(rows["rows"])
+    count, ids = len(rows["rows"]), rows["token_ids"]
+    unmasked = {"unmasked": np.where(ids == config.decoder.vocab, 0, ids)} if config.mask_token is None else {}
     return {
         **rows,
+        **unmasked,
         "slots": slots.repeat(config.rows),
         "bounds": bounds.repeat(config.rows),
         "slot": slots.repeat(config.drafts),
@@ -92,7 +94,7 @@ def _rows(config: BlockDraftConfig, places: Sequence[BlockPlace], block_size: in
     table = table.repeat(rows, axis=0)
     lasting = _lasting(count, rows, config.anchored)
     owner = lasting["token_seq"]
-    tokens = np.full(total, DRAFT_MASK if config.mask_token is None else config.mask_token, np.int32)
+    tokens = np.full(total, config.decoder.vocab if config.mask_token is None else config.mask_token, np.int32)
     tokens[::rows] = [place.anchor for place in places]
     return {
         **lasting,

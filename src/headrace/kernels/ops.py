@@ -118,7 +118,7 @@ class Ops(Protocol):
 
     def resolve_tokens(self, batch: Batch, history: Tensor) -> Tensor:
         """int32 [T]: token_ids with NO_TOKEN replaced by history[slot, position]; writes every id into the history,
-        too. Other negative ids, of masks, stay as they are."""
+        too."""
 
     def embedding(self, ids: Tensor, table: Weight, scale: float, first_row: int | None = None) -> Tensor:
         """[T, D]: rows of the table times scale.

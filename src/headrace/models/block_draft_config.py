@@ -13,12 +13,9 @@ from headrace.errors import ConfigError
 from headrace.models.config import DecoderConfig
 from headrace.types import LayerKV
 
-__all__ = ["DRAFT_MASK", "BlockConvolution", "BlockDraftConfig", "Candidates", "Markov", "Method", "check_block_draft"]
+__all__ = ["BlockConvolution", "BlockDraftConfig", "Candidates", "Markov", "Method", "check_block_draft"]
 
 Method = Literal["dflash", "dspark"]
-DRAFT_MASK = -4
-"""The id of a mask that is no token. It is negative: if it stays in the history because its row gives no token, the
-drafts end there."""
 _CHOICES = 128
 """More likely tokens than this are not looked at: a lower one is hardly ever drawn."""
 

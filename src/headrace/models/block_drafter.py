@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from headrace.kernels.ops import Batch, Ops, OptionalOps, SampleInputs
-from headrace.models.block_draft_config import DRAFT_MASK, BlockDraftConfig
+from headrace.models.block_draft_config import BlockDraftConfig
 from headrace.models.block_draft_weights import BlockDraftWeights, BlockLayer, ConvolutionWeights
 from headrace.models.rope import cos_sin_table
 
@@ -101,9 +101,9 @@ class BlockDrafter:
         if weights.mask is None:
             residual = ops.embedding(ids, weights.embedding, scale)
             return ops.rms_norm(residual, norm, decoder.norm_eps), residual
-        # The tables give zeros for each other's ids.
+        # A mask's id is the one after the vocabulary: the tables give zeros for each other's ids.
         own = ops.embedding(ids, weights.embedding, scale, first_row=0)
-        return ops.add_rms_norm(ops.embedding(ids, weights.mask, scale, DRAFT_MASK), own, norm, decoder.norm_eps)
+        return ops.add_rms_norm(ops.embedding(ids, weights.mask, scale, decoder.vocab), own, norm, decoder.norm_eps)
 
     def _attend(self, x: Tensor, index: int, block: BlockBatch, kv: Any) -> Tensor:
         ops, decoder, layer = self.ops, self.config.decoder, self.weights.layers[index].own

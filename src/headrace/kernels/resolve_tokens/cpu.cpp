@@ -21,7 +21,7 @@ HR_KERNEL(resolve_tokens) {
             continue;
         }
         int32_t *place = a->history + slot * a->history_width + position;
-        if (a->token_ids[t] != -1) *place = a->token_ids[t];
+        if (a->token_ids[t] >= 0) *place = a->token_ids[t];
         a->ids[t] = *place;
     }
 }
