@@ -23,15 +23,16 @@ install: $(STAMP)
 $(SERVING): $(INPUTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
-	$(PIP) -c constraints/cpu.txt -e .
+	@echo "Installing PyTorch and other packages, then compiling the CPU kernels: some minutes, shown by pip. Later calls skip this."
+	$(BIN)/pip install --disable-pip-version-check -c constraints/cpu.txt -e .
 	touch $@
 
-$(STAMP): $(INPUTS)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
-	$(PIP) -c constraints/cpu.txt -e '.[dev]'
+# The package is there: with its name, pip adds the packages for development and does not compile the kernels again.
+$(STAMP): $(SERVING)
+	@echo "Installing the packages for development."
+	$(PIP) -c constraints/cpu.txt 'headrace[dev]'
 	$(PIP) --no-deps -r constraints/triton.txt
-	touch $(SERVING) $@
+	touch $@
 
 run: $(SERVING)  ## fetch the default model, serve it, answer a first prompt in the terminal
 	$(BIN)/headrace serve $(MODEL) --prompt "$(PROMPT)"

@@ -28,7 +28,12 @@ from headrace.training.answers import load_answers
 from headrace.training.target_reader import TargetReader
 
 METHODS = ("eagle3", "mtp", "dflash")
-SIZES = ["--answers", "32", "--answer-tokens", "12", "--epochs", "2", "--draft-vocabulary", "64", "--layers", "1"]
+SIZES = ["--answers", "32", "--answer-tokens", "12", "--epochs", "2"]
+OF_METHODS = {
+    "eagle3": ["--draft-vocabulary", "64"],
+    "mtp": [],
+    "dflash": ["--draft-vocabulary", "64", "--layers", "1"],
+}
 ENGINE = ["--platform", "cpu", "--threads", "1", "--num-blocks", "200", "--max-num-seqs", "8", "--packed-cache", "0"]
 
 
@@ -43,7 +48,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(model: Path, text: Path, out: Path, method: str, *more: str) -> int:
     arguments = ["train-drafter", str(model), "--method", method, "--text", str(text), "--out", str(out)]
-    return main([*arguments, *SIZES, *ENGINE, *more])
+    return main([*arguments, *SIZES, *OF_METHODS.get(method, []), *ENGINE, *more])
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +179,10 @@ def test_answers_of_another_method_are_taken(
 ) -> None:
     """The model answers nothing, and the head is the one of answers of its own."""
     monkeypatch.setattr(drafter_training, "write_answers", None)
-    assert train(tiny_llama, text, tmp_path / "head", "mtp", "--answers-from", str(trained / "eagle3")) == 0
-    for name in ("model.safetensors", "training.json", "training/answers.jsonl"):
+    moved = tmp_path / "moved"
+    moved.symlink_to(tiny_llama)
+    assert train(moved, text, tmp_path / "head", "mtp", "--answers-from", str(trained / "eagle3")) == 0
+    for name in ("model.safetensors", "training/answers.jsonl"):
         assert (tmp_path / "head" / name).read_bytes() == (trained / "mtp" / name).read_bytes(), name
 
 
@@ -226,10 +233,21 @@ def test_a_method_that_is_none(
     assert "argument --method: invalid choice: 'medusa'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("method", "option", "of"), [("eagle3", "--layers", "dflash"), ("mtp", "--draft-vocabulary", "eagle3 and dflash")]
+)
+def test_an_option_of_another_method_is_refused(
+    method: str, option: str, of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["--method", method, "--text", str(tmp_path), "--out", str(tmp_path / "new"), option, "2"]
+    assert f"{option}: --method {method} does not have it, only {of}: leave it out" in wrong(capsys, tmp_path, base)
+
+
 def test_a_training_with_other_options_is_not_gone_on_with(
     trained: Path, tiny_llama: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = ["--method", "eagle3", "--text", str(text), "--out", str(trained / "eagle3"), *SIZES, "--resume"]
+    base = ["--method", "eagle3", "--text", str(text), "--out", str(trained / "eagle3"), *SIZES, *OF_METHODS["eagle3"]]
+    base += ["--resume"]
     assert "--seed was 0 when the training was begun, and is 4 now" in wrong(capsys, tiny_llama, [*base, "--seed", "4"])
 
 

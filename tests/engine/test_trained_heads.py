@@ -30,7 +30,12 @@ from headrace.training.training_head import Example
 
 METHODS = ("eagle3", "mtp", "dflash")
 ENGINE = ["--platform", "cpu", "--threads", "1", "--num-blocks", "200", "--max-num-seqs", "8", "--packed-cache", "0"]
-SIZES = "--answers 32 --answer-tokens 24 --epochs 3 --batch 2 --rate 5e-3 --draft-vocabulary 200 --layers 1".split()
+SIZES = "--answers 32 --answer-tokens 24 --epochs 3 --batch 2 --rate 5e-3".split()
+OF_METHODS = {
+    "eagle3": ["--draft-vocabulary", "200"],
+    "mtp": [],
+    "dflash": ["--draft-vocabulary", "200", "--layers", "1"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,7 @@ def trained(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for method in METHODS:
         arguments = ["train-drafter", str(tiny_llama), "--method", method, "--text", str(text)]
-        assert main([*arguments, "--out", str(out / method), *SIZES, *ENGINE]) == 0
+        assert main([*arguments, "--out", str(out / method), *SIZES, *OF_METHODS[method], *ENGINE]) == 0
     return out
 
 

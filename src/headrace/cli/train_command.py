@@ -14,6 +14,9 @@ from headrace.training.settings import METHODS, TrainingSettings, digest
 __all__ = ["configure", "run"]
 
 _DRAFTS = {"eagle3": 3, "mtp": 3, "dflash": 7}
+_OF_METHODS = {"draft_vocabulary": ("eagle3", "dflash"), "layers": ("dflash",)}
+"""Options that only these methods have."""
+_DRAFT_VOCABULARY, _LAYERS = 8192, 2
 _INTERRUPTED = 130
 
 
@@ -48,11 +51,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--draft-vocabulary",
         type=int,
-        default=8192,
         metavar="N",
         help="tokens that eagle3 and dflash can draft (default: 8192)",
     )
-    add("--layers", type=int, default=2, metavar="N", help="layers of dflash (default: 2)")
+    add("--layers", type=int, metavar="N", help="layers of dflash (default: 2)")
     add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
     add_engine_options(parser)
 
@@ -62,13 +64,14 @@ def run(args: argparse.Namespace) -> int:
     set_up_logging(quiet=True)
     from headrace.cli.model_fetch import fetch_model
     from headrace.cli.training_view import terminal_view
-    from headrace.training.drafter_training import train_drafter
+    from headrace.training.drafter_training import model_files, train_drafter
     from headrace.training.text_pieces import read_texts
 
     texts = read_texts(args.text)
+    path = fetch_model(args.model, args.accept_terms)
     options = engine_options(args)
     settings = TrainingSettings(
-        model=str(fetch_model(args.model, args.accept_terms)),
+        model=str(path.absolute()),
         method=args.method,
         text=digest(texts),
         answers=args.answers,
@@ -76,13 +79,14 @@ def run(args: argparse.Namespace) -> int:
         epochs=args.epochs,
         batch=args.batch,
         drafts=args.drafts or _DRAFTS[args.method],
-        draft_vocabulary=args.draft_vocabulary,
-        layers=args.layers,
+        draft_vocabulary=args.draft_vocabulary or _DRAFT_VOCABULARY,
+        layers=args.layers or _LAYERS,
         rate=args.rate,
         seed=args.seed,
         engine={name: str(value) for name, value in options.items()},
+        files=model_files(path),
     )
-    with terminal_view() as view:
+    with terminal_view(args.out) as view:
         finished = train_drafter(settings, texts, options, args.out, args.resume, view, args.answers_from)
     if not finished:
         print(f"stopped: the same command with --resume goes on in {args.out}")
@@ -92,11 +96,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises ConfigError for a number that is too small."""
+    """Raises ConfigError for a number that is too small, and for an option that the method does not have."""
     for name in ("answers", "answer_tokens", "epochs", "batch", "drafts", "draft_vocabulary", "layers"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1")
+        methods = _OF_METHODS.get(name, METHODS)
+        if value is not None and args.method not in methods:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: --method {args.method} does not have it, only {' and '.join(methods)}: "
+                "leave it out"
+            )
     if not 0 < args.rate < 1:
         raise ConfigError(f"--rate {args.rate:g}: a number between 0 and 1")
     if args.seed < 0:

@@ -6,7 +6,8 @@ drafts, when that is needless and the drafter here only tells how many pay. So a
 are admitted. While it is not, each commit still tells whether the guess before it was right, and when
 guesses have become good enough, the sequence is held again. A sequence whose guesses are not worth it is asked ever
 more rarely, down to every sixth commit: a guess takes some microseconds, and a text that begins to repeat itself gains
-from its first drafts on.
+from its first drafts on. Until it is asked, the drafter does not get the new tokens either: with many sequences that do
+not draft, it would take more of the host's time to read each token by itself than all of them at once.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Drafts(NamedTuple):
 
 
 class _State:
-    __slots__ = ("drafter", "held", "interval", "misses", "wait")
+    __slots__ = ("drafter", "held", "interval", "misses", "unread", "wait")
 
     def __init__(self, drafter: HostDrafter) -> None:
         self.drafter = drafter
@@ -76,6 +77,8 @@ class _State:
         self.interval = 1
         """Commits between two questions to the drafter, while not held."""
         self.wait = 0
+        self.unread: list[int] = []
+        """Committed tokens that the drafter does not have; none while held."""
 
 
 class Speculator:
@@ -113,18 +116,24 @@ class Speculator:
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int = 0) -> None:
         """Add committed tokens of the output; `in_flight`: tokens that launched steps will add to them."""
         state = self._states[sequence]
-        state.drafter.extend(sequence, tokens)
-        if not state.held:
-            state.wait -= 1
-            if state.wait < 1:
-                state.held = self._promising(sequence, in_flight)
-                state.misses = 0
-                state.interval = min(2 * state.interval, _RAREST)
-                state.wait = state.interval
+        if state.held:
+            state.drafter.extend(sequence, tokens)
+            return
+        state.unread += tokens
+        state.wait -= 1
+        if state.wait < 1:
+            self._read(sequence, state)
+            state.held = self._promising(sequence, in_flight)
+            state.misses = 0
+            state.interval = min(2 * state.interval, _RAREST)
+            state.wait = state.interval
 
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: its output may serve later ones."""
-        self._states.pop(sequence).drafter.end(sequence, keep)
+        state = self._states.pop(sequence)
+        if keep:
+            self._read(sequence, state)
+        state.drafter.end(sequence, keep)
 
     def held(self, sequence: str) -> bool:
         """Whether the next step of this sequence should wait for its last token, and verify drafts."""
@@ -166,7 +175,16 @@ class Speculator:
         most = min(row.most, self._most)
         if most < 1:
             return NO_GUESS
-        return self._states[row.sequence].drafter.guess(row.sequence, most)
+        state = self._states[row.sequence]
+        self._read(row.sequence, state)
+        return state.drafter.guess(row.sequence, most)
+
+    @staticmethod
+    def _read(sequence: str, state: _State) -> None:
+        """Give the drafter the tokens that it does not have."""
+        if state.unread:
+            state.drafter.extend(sequence, state.unread)
+            state.unread = []
 
     def _promising(self, sequence: str, in_flight: int) -> bool:
         """Whether drafts after the tokens in flight would be verified, as far as they can be guessed before those are

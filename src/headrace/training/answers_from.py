@@ -15,7 +15,7 @@ from headrace.training.settings import TrainingSettings, difference, folder_of, 
 
 __all__ = ["check_source", "take_answers"]
 
-_OF_ANSWERS = ("model", "text", "answer_tokens", "seed", "engine")
+_OF_ANSWERS = ("model", "files", "text", "answer_tokens", "seed", "engine")
 """The settings that an answer depends on."""
 
 
@@ -30,13 +30,10 @@ def check_source(settings: TrainingSettings, source: Path, maker: PromptMaker, v
     if before is None or not file.is_file():
         raise ConfigError(f"--answers-from {source}: no head was trained there, so it has no answers: leave it out")
     now = asdict(settings)
-    found = difference({name: now[name] for name in _OF_ANSWERS}, {name: before.get(name) for name in _OF_ANSWERS})
+    own, others = ({name: one.get(name) for name in _OF_ANSWERS} for one in (now, before))
+    found = difference(own, others, "for these answers")
     if found is not None:
-        flag, earlier, value = found
-        raise ConfigError(
-            f"--answers-from {source}: {flag} was {earlier!r} for these answers, and is {value!r} now: give the same, "
-            "or leave out --answers-from"
-        )
+        raise ConfigError(f"--answers-from {source}: {found}: give the same, or leave out --answers-from")
     answers = parse_answers(complete_lines(file.read_bytes()), file)[: settings.answers]
     for number, one in enumerate(answers):
         asked = (maker.prompt(number), maker.temperature(number), maker.seed + number, maker.held_out(number))

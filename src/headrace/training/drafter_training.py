@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoints.packed.cache import directory_of
+from headrace.checkpoints.packed.content import Contents, checkpoint_files
 from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
 from headrace.llm import LLM
@@ -26,7 +28,7 @@ from headrace.training.trainer import Recipe, Trainer, Watcher
 from headrace.training.training_head import TrainingHead
 from headrace.wording import counted
 
-__all__ = ["TrainingView", "train_drafter"]
+__all__ = ["TrainingView", "model_files", "train_drafter"]
 
 _PIECE = 600
 """Characters of a piece of text at most."""
@@ -42,6 +44,12 @@ class TrainingView(Watcher, Protocol):
     def loading(self, stage: str, done: float) -> None: ...
 
     def answers(self, done: int, total: int) -> None: ...
+
+
+def model_files(path: Path) -> str:
+    """A digest of the model's files, whatever the directory is called. Files that were read before and have not changed
+    are not read again. Raises OSError."""
+    return Contents(directory_of() / "contents.json").digest(checkpoint_files(path))
 
 
 def train_drafter(

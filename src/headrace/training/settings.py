@@ -19,6 +19,7 @@ _FOLDER, _FILE = "training", "settings.json"
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
     model: str
+    """Its path, to be read by people: `files` tells models apart."""
     method: str
     text: str
     """A digest of the text."""
@@ -33,6 +34,8 @@ class TrainingSettings:
     seed: int
     engine: dict[str, str]
     """The engine's options that were given."""
+    files: str = ""
+    """A digest of the model's files; empty: not known, as of trainings by earlier versions."""
 
 
 def digest(texts: Sequence[str]) -> str:
@@ -76,26 +79,39 @@ def read_settings(out: Path) -> dict[str, object] | None:
     return found
 
 
-def difference(now: Mapping[str, object], earlier: Mapping[str, object]) -> tuple[str, object, object] | None:
-    """(the flag, what it was earlier, what it is now) of the first setting that differs; None if all are equal."""
+def difference(now: Mapping[str, object], earlier: Mapping[str, object], when: str) -> str | None:
+    """The first setting that differs, as a clause; None if all are equal. `when`: of the earlier ones, in words.
+
+    A model is the same if its files are, wherever they lie."""
     later, before = _flat(now), _flat(earlier)
+    unused = "model" if later.get("files") and before.get("files") else "files"
     for name in {**later, **before}:
-        if before.get(name) != later.get(name):
-            return f"--{name.replace('_', '-')}", before.get(name), later.get(name)
+        old, new = before.get(name), later.get(name)
+        if old != new and name != unused:
+            return _clause(name, _words(old), _words(new), when)
     return None
+
+
+def _clause(name: str, old: str, new: str, when: str) -> str:
+    if name == "files":
+        return f"the model had other files {when}"
+    if name == "text":
+        return f"--text was another text {when}"
+    what = "the model" if name == "model" else f"--{name.replace('_', '-')}"
+    return f"{what} was {old} {when}, and is {new} now"
+
+
+def _words(value: object) -> str:
+    return "not given" if value is None else str(value)
 
 
 def _compare(settings: TrainingSettings, out: Path) -> None:
     before = read_settings(out)
     if before is None:
         raise ConfigError(f"--resume: no training was begun in {out}: leave out --resume")
-    found = difference(asdict(settings), before)
+    found = difference(asdict(settings), before, "when the training was begun")
     if found is not None:
-        flag, earlier, value = found
-        raise ConfigError(
-            f"--resume: {flag} was {earlier!r} when the training was begun, and is {value!r} now: give the same, or "
-            "begin anew with another --out"
-        )
+        raise ConfigError(f"--resume: {found}: give the same, or begin anew with another --out")
 
 
 def _flat(settings: Mapping[str, object]) -> dict[str, object]:

@@ -196,6 +196,11 @@ def effects_of(func: Any) -> Effects:
 class Recorder(TorchDispatchMode):
     """Runs what is captured to learn its results, writes it down, and undoes what it did to tensors from outside."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would make torch import its compiler, which takes a second and is never used here.
+        return False
+
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self._graph = graph

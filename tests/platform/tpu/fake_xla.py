@@ -23,6 +23,11 @@ Tensor = torch.Tensor
 
 
 class Tape(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would make torch import its compiler, which takes a second and is never used here.
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[tuple[Any, Any, Any, Any]] = []

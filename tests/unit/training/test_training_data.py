@@ -144,17 +144,26 @@ def test_a_training_goes_on_with_its_own_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"method": "mtp"}, "--method was 'eagle3' when the training was begun, and is 'mtp' now"),
+        ({"method": "mtp"}, "--method was eagle3 when the training was begun, and is mtp now"),
         ({"answer_tokens": 65}, "--answer-tokens was 64 .* is 65 now"),
-        ({"text": digest(["other"])}, "--text was"),
-        ({"engine": {"threads": "2"}}, "--dtype was 'float32' .* is None now"),
-        ({"engine": {**SETTINGS.engine, "quantize": "int8"}}, "--quantize was None .* is 'int8' now"),
+        ({"text": digest(["other"])}, "--text was another text when the training was begun: give"),
+        ({"model": "n"}, "the model was model .* and is n now"),
+        ({"engine": {"threads": "2"}}, "--dtype was float32 .* is not given now"),
+        ({"engine": {**SETTINGS.engine, "quantize": "int8"}}, "--quantize was not given .* is int8 now"),
     ],
 )
 def test_other_settings_are_refused(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
     settle(SETTINGS, tmp_path, False)
     with pytest.raises(ConfigError, match=why):
         settle(replace(SETTINGS, **changed), tmp_path, True)
+
+
+def test_a_model_is_told_by_its_files(tmp_path: Path) -> None:
+    now = replace(SETTINGS, files="aa")
+    settle(now, tmp_path, False)
+    settle(replace(now, model="moved"), tmp_path, True)
+    with pytest.raises(ConfigError, match=r"--resume: the model had other files when the training was begun: give"):
+        settle(replace(now, files="bb"), tmp_path, True)
 
 
 def begun(out: Path, lines: bytes, **changed: Any) -> Path:
@@ -194,11 +203,11 @@ def test_answers_of_another_head_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"model": "other"}, "--model was 'other' for these answers, and is 'm' now"),
-        ({"text": "other"}, "--text was 'other' for these answers"),
+        ({"model": "other"}, "the model was other for these answers, and is m now"),
+        ({"text": "other"}, "--text was another text for these answers: give"),
         ({"seed": 8}, "--seed was 8 for these answers, and is 0 now: give the same, or leave out --answers-from"),
         ({"answer_tokens": 9}, "--answer-tokens was 9"),
-        ({"engine": {"dtype": "float32"}}, "--dtype was 'float32' for these answers, and is None now"),
+        ({"engine": {"dtype": "float32"}}, "--dtype was float32 for these answers, and is not given now"),
     ],
 )
 def test_answers_of_something_else_are_refused(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
