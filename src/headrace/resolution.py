@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.config import Config
+from headrace.config import DRAFT, Config
 from headrace.errors import ConfigError, NoRoom
 from headrace.model_needs import check_needs
 from headrace.types import Capabilities, KVLayout, LayerKV
@@ -141,7 +141,9 @@ def _num_blocks(
         free = f"{share:.0%} of {free_bytes / 2**30:.1f} GiB free"
         reasons.append(f"{blocks} KV blocks: {free}, at most what all slots can use")
     if len(layouts) > 1:
-        reasons.append(f"{blocks} KV blocks of the draft model, in the same memory")
+        method = (config.scheduler.speculate or DRAFT).partition(":")[0]
+        drafter = "draft model" if method == DRAFT else f"{method} drafter"
+        reasons.append(f"{blocks} KV blocks of the {drafter}, in the same memory")
     if size > sum(layout.bytes_per_block for layout in layouts):
         reasons.append(f"{size} bytes a KV block: rows are padded to {capabilities.kv_lanes} values")
     return blocks

@@ -87,7 +87,7 @@ def row_of(work: Sequence[GenerateRequest], tokens: list[int]) -> BlockRow:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}], ids=str)
-@pytest.mark.parametrize("layout", ["zlab-windows", "speculators"])
+@pytest.mark.parametrize("layout", ["zlab-windows", "zlab-mask-vector", "speculators"])
 def test_drafts_are_those_of_the_definition(
     layout: str, sizes: dict[str, Any], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +184,23 @@ def test_a_drafter_that_is_always_wrong_changes_nothing(
     asyncio.run(main())
     assert built.counts.drafted > 40
     assert built.counts.accepted == 0
+
+
+def test_masks_whose_rows_give_no_token_do_no_harm(
+    tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask with a vector of its own is no token, and nothing is drawn in its place if all logits are infinite."""
+    built = watch(monkeypatch)
+    drafter = save("zlab-mask-vector", tmp_path / "drafter", **{"lm_head.weight": torch.full((VOCAB, 32), 3e38)})
+
+    async def main() -> None:
+        async with engine(tiny_llama, speculate=f"dflash:{drafter}") as client:
+            same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
+            await idle(client)
+            placed_blocks(built)
+
+    asyncio.run(main())
+    assert built.counts.drafted > 50
 
 
 def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

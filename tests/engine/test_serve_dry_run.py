@@ -15,6 +15,7 @@ from moe_models import save_moe
 
 from headrace.checkpoints.checkpoint import Checkpoint
 from headrace.cli.command_options import build_config
+from headrace.cli.main import main
 from headrace.cli.serve_plan import show_serve_plan
 from headrace.engine.dry_run import plan_engine
 from headrace.errors import UnsupportedModel
@@ -231,3 +232,9 @@ def test_a_quantised_checkpoint_is_not_quantised(name: str, scheme: str, tmp_pat
     plan_engine(make_config(str(path), given))
     with pytest.raises(UnsupportedModel, match=f"is stored as {scheme}: leave --quantize out"):
         plan_engine(make_config(str(path), {**given, "quantize": "int8"}))
+
+
+@pytest.mark.parametrize(("method", "depth"), [("ngram", 2), ("suffix", 1)])
+def test_what_drafts_is_named(method: str, depth: int, tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["serve", str(tiny_llama), "--dry-run", "--platform", "cpu", "--threads", "1", "--speculate", method])
+    assert f"  drafts by {method}, depth {depth}: " in capsys.readouterr().out

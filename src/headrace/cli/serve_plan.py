@@ -104,7 +104,7 @@ def _memory(plan: EnginePlan) -> Iterator[str]:
 
 
 def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 // 10 else f"{count / 2**20:.2f} MiB"
 
 
 def _formats(config: Config, path: Path) -> Iterator[str]:

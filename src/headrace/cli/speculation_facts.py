@@ -71,9 +71,7 @@ def _chained(chosen: str | None) -> str | None:
     from headrace.checkpoints.block_drafts import block_draft_settings
 
     config = block_draft_settings(path, method)
-    if config.independent:
-        return None
-    return "its mask is no token" if config.mask_token is None else "a token of a block depends on the one before it"
+    return None if config.independent else "a token of a block depends on the one before it"
 
 
 def _about(chosen: str | None) -> str | None:

@@ -67,9 +67,11 @@ def drawn_arrays(
     slots = np.array([seq.slot for seq in seqs], np.int32)
     bounds = np.array([seq.bound for seq in seqs], np.int32)
     prompts = np.array([len(seq.request.prompt) for seq in seqs], np.int32)
-    count = len(rows["rows"])
+    count, ids = len(rows["rows"]), rows["token_ids"]
+    unmasked = {"unmasked": np.where(ids == config.decoder.vocab, 0, ids)} if config.mask_token is None else {}
     return {
         **rows,
+        **unmasked,
         "slots": slots.repeat(config.rows),
         "bounds": bounds.repeat(config.rows),
         "slot": slots.repeat(config.drafts),

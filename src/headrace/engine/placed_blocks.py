@@ -3,7 +3,8 @@
 If the device places a sequence, its block is launched while steps before it are in flight, and nothing waits for it.
 The device moves the rows to where the last right token is, takes that from its history of tokens, and writes what it
 draws behind it, where the next step finds its drafts. Masks stand in the history for the time of the pass: each is at
-the place of a draft of the same block, or at the last token's own.
+the place of a draft of the same block. One that is no token gives way to a token before the draw, because a row that
+gives none leaves it there.
 """
 
 from __future__ import annotations
@@ -189,6 +190,8 @@ class PlacedBlocks(BlockRounds):
         )
         batch = moved.of(batch)
         ids = self._drafter.ops.resolve_tokens(batch, inputs["history"])
+        if "unmasked" in inputs:
+            self._drafter.ops.resolve_tokens(replace(batch, token_ids=inputs["unmasked"]), inputs["history"])
         block = BlockBatch(replace(batch, token_ids=ids), last.positions, last.context_lens)
         drawn = self._drafter.sample(block, sample_inputs_of({**inputs, "position": moved.position}), kv, self._columns)
         return kv, {"tokens": drawn, **self._history(inputs)}

@@ -40,6 +40,7 @@ __all__ = [
     "SAVE_TIMEOUT",
     "LoadedRank",
     "TapSource",
+    "describe_drafts",
     "device_options",
     "drafts_of",
     "load_follower",
@@ -276,6 +277,18 @@ def drafts_of(config: Config, device: Device) -> int:
     needed = HEAD_DRAFTING if by_passes else DRAFTING
     most = _block_drafts(path, method, device) if method in BLOCK_METHODS else MOST_DRAFTS
     return most if able and all(device.op(spec) is not None for spec in needed) else 0
+
+
+def describe_drafts(config: Config, device: Device) -> list[str]:
+    """A line that says what drafts and how far steps overlap; none without `--speculate`."""
+    method = (config.scheduler.speculate or "").partition(":")[0]
+    if not method:
+        return []
+    if drafts_of(config, device):
+        return [
+            f"drafts by {method}, depth 2: the device makes them, so a step is launched while the one before it runs"
+        ]
+    return [f"drafts by {method}, depth 1: they are made between two steps (`headrace doctor` says why)"]
 
 
 def _by_passes(config: Config) -> bool:

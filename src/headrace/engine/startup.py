@@ -26,7 +26,7 @@ from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.plans import dummy_plan
 from headrace.engine.profiling import StepProfiler
-from headrace.engine.rank_loading import LoadedRank, drafts_of, load_rank, open_rank
+from headrace.engine.rank_loading import LoadedRank, describe_drafts, drafts_of, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.pipeline import PipelineRunner
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
@@ -282,7 +282,7 @@ def resolve_on(
     facts = checkpoint.facts(widest_stage(config, checkpoint.decoder_config))
     resolved, reasons = resolve(config, capabilities, facts, free, name, beside)
     reasons += [] if draft is None else draft.precision.reasons
-    return resolved, reasons + describe_stages(config, checkpoint.decoder_config)
+    return resolved, reasons + describe_stages(config, checkpoint.decoder_config) + describe_drafts(config, device)
 
 
 def _sizes(resolved: Resolved) -> Sizes:

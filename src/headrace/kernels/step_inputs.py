@@ -7,7 +7,7 @@ A step with constrained rows is two executables: the forward pass, whose output 
 that output as an input. A step in one part has no input `logits`. Only passes of a draft head have `features`, which is
 an output of another executable, and `token_positions`, where the tokens of their embeddings stand, or `bounds` and the
 history, from which these places follow. Passes over drafted blocks have `last_positions` and `whole_lens`, and `bounds`
-if the device draws their tokens.
+if the device draws their tokens; then also `unmasked` if a mask is no token: ids that the history may keep.
 
 Only a step that places sequences has the input `lengths`. In two parts, its sampling takes `drafts` and `position` from
 the forward pass. Only a step with rows that name tokens, whose logprobs are asked for, has the input `named`.
@@ -96,6 +96,7 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("token_positions", "int32", ("tokens",)),
     StepInput("last_positions", "int32", ("tokens",)),
     StepInput("whole_lens", "int32", ("seqs",)),
+    StepInput("unmasked", "int32", ("tokens",)),
     StepInput("lengths", "int32", ("seqs",), fill=GIVEN),
     StepInput("bounds", "int32", ("seqs",), fill=GIVEN),
     StepInput("drafts", "int32", ("seqs", "drafts")),

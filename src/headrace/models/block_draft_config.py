@@ -86,10 +86,10 @@ class BlockDraftConfig:
 
     @property
     def independent(self) -> bool:
-        """Each token of a block is chosen without its neighbours, and a mask is a token: a device that samples can
-        choose all of them in the same pass."""
+        """Each token of a block is chosen without its neighbours: a device that samples can choose all of them in the
+        same pass."""
         corrected = self.candidates is not None or self.markov is not None
-        return not corrected and not self.confidence and self.mask_token is not None
+        return not corrected and not self.confidence
 
     @property
     def choices(self) -> int:

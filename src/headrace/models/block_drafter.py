@@ -103,7 +103,8 @@ class BlockDrafter:
             return ops.rms_norm(residual, norm, decoder.norm_eps), residual
         # A mask's id is the one after the vocabulary: the tables give zeros for each other's ids.
         own = ops.embedding(ids, weights.embedding, scale, first_row=0)
-        return ops.add_rms_norm(ops.embedding(ids, weights.mask, scale, decoder.vocab), own, norm, decoder.norm_eps)
+        masks = ops.embedding(ids, weights.mask, scale, first_row=decoder.vocab)
+        return ops.add_rms_norm(masks, own, norm, decoder.norm_eps)
 
     def _attend(self, x: Tensor, index: int, block: BlockBatch, kv: Any) -> Tensor:
         ops, decoder, layer = self.ops, self.config.decoder, self.weights.layers[index].own

@@ -142,7 +142,7 @@ SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "s
     ("own", "mask", "depth"),
     [
         ({}, 3, "depth 2 (the device makes the drafts, without those of predictions)"),
-        ({}, None, "depth 1 (drafts are made between two steps: its mask is no token)"),
+        ({}, None, "depth 2 (the device makes the drafts, without those of predictions)"),
         (SELECTOR, 3, "depth 1 (drafts are made between two steps: a token of a block depends on the one"),
     ],
 )

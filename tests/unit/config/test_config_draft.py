@@ -50,4 +50,6 @@ def test_both_caches_share_the_memory() -> None:
     assert alone.num_blocks == 30
     assert shared.num_blocks == 30 * BLOCK // (BLOCK + BESIDE.bytes_per_block) == 24
     assert "24 KV blocks of the draft model, in the same memory" in reasons
+    head = config.model_copy(update={"scheduler": SchedulerConfig(speculate="eagle3:head")})
+    assert "24 KV blocks of the eagle3 drafter, in the same memory" in resolve(head, DEVICE, FACTS, 0, beside=BESIDE)[1]
     assert resolve(Config(cache=CacheConfig(num_blocks=9)), DEVICE, FACTS, 0, beside=BESIDE)[0].num_blocks == 9

@@ -16,7 +16,7 @@ from headrace.kernels.step_inputs import PERSISTENT, STEP_INPUTS, padded_sizes
 from headrace.types import Bucket
 
 VOCAB = 70
-OF_HEADS = {"features", "token_positions", "last_positions", "whole_lens", "bounds"}
+OF_HEADS = {"features", "token_positions", "last_positions", "whole_lens", "unmasked", "bounds"}
 BUCKET = Bucket(tokens=16, seqs=4, rows=8, blocks=5, biases=8, masks=2)
 
 
