@@ -58,17 +58,17 @@ def test_offline_reports_are_compared(tiny_llama: Path, tmp_path: Path, capsys: 
     out, page = tmp_path / "out", tmp_path / "page"
     shared = ["--workload", "W1", "W2", "--requests", "2", "--repeat", "2", "--threads", "1", "--quantize", "int8"]
     assert main(["offline", str(tiny_llama), *shared, "--json", str(out), "--html", str(page)]) == 0
-    assert "mixed (1)" in capsys.readouterr().out
+    assert "W2 (1)" in capsys.readouterr().out
     report = figures(out)
     runs = [(run["workload"]["name"], run["seed"]) for run in report["runs"]]
-    assert runs == [("single", 0), ("single", 1), ("mixed", 0), ("mixed", 1)]
+    assert runs == [("W1", 0), ("W1", 1), ("W2", 0), ("W2", 1)]
     assert report["facts"]["quantize"] == "int8"
     assert page.read_text().count("<svg") == 8
     assert main(["compare", str(out), str(out), "--json", str(tmp_path / "ratios")]) == 0
     ratios = figures(tmp_path / "ratios")["ratios"]
     assert [(one["workload"], one["metric"], one["median"], one["pairs"]) for one in ratios] == [
         (workload, metric, 1.0, 2)
-        for workload in ("mixed", "single")
+        for workload in ("W1", "W2")
         for metric in ("out tok/s", "TTFT p50 ms", "TPOT p50 ms", "peak MB")
     ]
 
@@ -85,7 +85,7 @@ def test_a_local_server_is_found_and_only_its_run_counts(
     (run,) = report["runs"]
     assert report["facts"]["process"] == server.process.pid
     (words,) = report["notes"]  # and no warning
-    assert words.startswith("single: 2 requests, 1 at a time")
+    assert words.startswith("W1: 2 requests, 1 at a time")
     assert run["wastes_from"] == "counters"
     assert run["wastes"]["slot_occupancy"] == pytest.approx(1 / 8), "one request at a time, and eight slots"
     assert run["usage"].keys() == {

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.bench.workloads import EARLIER_NAMES
 from headrace.errors import ConfigError
 
 __all__ = ["MeasuredRuns", "RunMetrics", "read_report"]
@@ -66,7 +67,7 @@ def _parse(text: str) -> Any:
 def _of_report(report: Mapping[str, Any]) -> MeasuredRuns:
     label, runs = str(report["label"]), {}
     for one in report["runs"]:
-        name, summary = str(one["workload"]["name"]), one["summary"]
+        name, summary = _workload(one["workload"]["name"]), one["summary"]
         _check(label, name, summary)
         peak = (one.get("usage") or {}).get("peak_rss_bytes")
         runs[name, int(one["seed"])] = _metrics(summary, summary["output_tok_s"], peak)
@@ -78,13 +79,17 @@ def _of_lines(lines: Sequence[Mapping[str, Any]]) -> MeasuredRuns:
     for one in lines:
         if str(one["engine"]) != label:
             raise ValueError(f"lines of {label} and of {one['engine']} in one file")
-        name = str(one["workload"])
+        name = _workload(one["workload"])
         _check(label, name, one)
         peak = (one.get("rss") or {}).get("peak_mib")
         runs[name, int(one["seed"])] = _metrics(one, one["out_tok_s"], None if peak is None else peak * 2**20)
     if not runs:
         raise ValueError("it is empty")
     return MeasuredRuns(label, runs)
+
+
+def _workload(name: object) -> str:
+    return EARLIER_NAMES.get(str(name), str(name))
 
 
 def _check(label: str, workload: str, summary: Mapping[str, Any]) -> None:

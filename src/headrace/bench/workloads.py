@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from headrace.bench.tasks import TASKS, task_prompt
 from headrace.bench.texts import corpus
 
-__all__ = ["WORKLOADS", "Prompt", "Workload", "build"]
+__all__ = ["EARLIER_NAMES", "WORKLOADS", "Prompt", "Workload", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,19 @@ class Prompt:
 
 
 WORKLOADS = {
-    "W1": Workload("single", 4, 1, (128, 128), (128, 128)),
-    "W2": Workload("mixed", 64, 16, (32, 512), (16, 128)),
-    "W3": Workload("prefix", 32, 8, (32, 32), (32, 32), shared_prefix=1024),
-    "W4": Workload("longprefill", 3, 1, (4096, 4096), (8, 8)),
+    "W1": Workload("W1", 4, 1, (128, 128), (128, 128)),
+    "W2": Workload("W2", 64, 16, (32, 512), (16, 128)),
+    "W3": Workload("W3", 32, 8, (32, 32), (32, 32), shared_prefix=1024),
+    "W4": Workload("W4", 3, 1, (4096, 4096), (8, 8)),
     "edit": Workload("edit", 8, 1, (256, 512), (128, 256), task="edit"),
     "code": Workload("code", 8, 1, (256, 512), (192, 192), task="code"),
     "json": Workload("json", 8, 1, (256, 512), (192, 192), task="json"),
     "chat": Workload("chat", 8, 1, (192, 384), (192, 192), task="chat"),
 }
+
+EARLIER_NAMES = {"single": "W1", "mixed": "W2", "prefix": "W3", "longprefill": "W4"}
+"""In earlier reports and in those of other harnesses. Their content is drawn with these, so that it stays the same."""
+_DRAWN_AS = {name: earlier for earlier, name in EARLIER_NAMES.items()}
 
 
 def build(
@@ -65,7 +69,7 @@ def build(
     """The prompts of a workload; `encode` is a tokenizer's."""
     tokens = encode(corpus()) if workload.task is None else ()
     lengths = random.Random(1234)
-    content = random.Random(f"{workload.name}-{seed}")
+    content = random.Random(f"{_DRAWN_AS.get(workload.name, workload.name)}-{seed}")
     if requests is not None:
         workload = replace(workload, requests=requests)
 

@@ -44,7 +44,7 @@ def test_above_one_is_better_for_rates_and_for_times(tmp_path: Path) -> None:
     ours = report("ours", ("mixed", 0, 200.0, 50.0), ("mixed", 1, 300.0, 40.0), ("single", 0, 9.0, 9.0))
     theirs = report("theirs", ("mixed", 0, 100.0, 100.0), ("mixed", 1, 100.0, 200.0), ("mixed", 2, 1.0, 1.0))
     rate, first, between = compare(tmp_path, ours, theirs)
-    assert (rate.workload, rate.metric, rate.pairs) == ("mixed", "out tok/s", 2)
+    assert (rate.workload, rate.metric, rate.pairs) == ("W2", "out tok/s", 2)
     assert (rate.ours, rate.theirs, rate.median, rate.lowest, rate.highest) == (250.0, 100.0, 2.5, 2.0, 3.0)
     assert (first.median, first.lowest, first.highest) == (3.5, 2.0, 5.0)
     assert between.median == pytest.approx(2.5)
@@ -54,7 +54,7 @@ def test_reports_without_common_runs_are_refused(tmp_path: Path) -> None:
     ours = report("ours", ("mixed", 0, 200.0, 50.0))
     with pytest.raises(ConfigError, match="no run in common"):
         compare(tmp_path, ours, report("theirs", ("mixed", 1, 100.0, 100.0)))
-    with pytest.raises(ConfigError, match="3 requests of mixed failed"):
+    with pytest.raises(ConfigError, match="3 requests of W2 failed"):
         compare(tmp_path, ours, report("theirs", ("mixed", 0, 100.0, 100.0), errors=3))
 
 
@@ -103,11 +103,11 @@ def test_lines_of_a_harness_are_a_report(tmp_path: Path) -> None:
     found = read_report(lines(tmp_path, {}, {"seed": 1, "tpot_ms": {"p50": None}, "rss": None}, {"out_tok_s": 90.0}))
     assert found.label == "other"
     assert found.runs == {
-        ("mixed", 0): RunMetrics(90.0, 60.0, 4.0, 3 << 20),
-        ("mixed", 1): RunMetrics(100.0, 60.0, None, None),
+        ("W2", 0): RunMetrics(90.0, 60.0, 4.0, 3 << 20),
+        ("W2", 1): RunMetrics(100.0, 60.0, None, None),
     }
     alone = read_report(lines(tmp_path, {}))
-    assert list(alone.runs) == [("mixed", 0)]
+    assert list(alone.runs) == [("W2", 0)]
     (tmp_path / "ours").write_text(json.dumps(report("ours", ("mixed", 0, 200.0, 30.0))))
     page = tmp_path / "page"
     assert main(["compare", str(tmp_path / "ours"), str(tmp_path / "lines"), "--html", str(page)]) == 0
@@ -118,7 +118,7 @@ def test_lines_of_a_harness_are_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "complaint"),
     [
-        ([{"errors": 2, "first_error": "late"}], "2 requests of mixed failed .late."),
+        ([{"errors": 2, "first_error": "late"}], "2 requests of W2 failed .late."),
         ([{}, {"engine": "third"}], "lines of other and of third"),
         ([{"seed": "first"}], "no report of runs"),
         ([], "no report of runs"),
