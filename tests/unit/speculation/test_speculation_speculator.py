@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 from naive_drafts import NAMESPACE
@@ -149,3 +150,38 @@ def test_an_ended_sequence_leaves_nothing() -> None:
     play(speculator, "s", [1, 2, 3] * 5)
     speculator.end("s", keep=True)
     assert speculator._states == {}
+
+
+class Reading(NgramDrafter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[list[int]] = []
+
+    def extend(self, sequence: str, tokens: Sequence[int]) -> None:
+        self.told.append(list(tokens))
+        super().extend(sequence, tokens)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_sequence_that_is_not_held_is_read_when_it_is_asked_and_at_its_end(keep: bool) -> None:
+    drafter = Reading()
+    speculator = started(drafter)
+    output = list(range(100, 120))
+    for token in output:
+        speculator.extend("s", [token])
+    assert not speculator.held("s")
+    # After 1, 2 and 4 tokens more, then after every sixth.
+    assert list(map(len, drafter.told)) == [1, 2, 4, 6, 6]
+    speculator.end("s", keep)
+    assert list(chain.from_iterable(drafter.told)) == (output if keep else output[:19])
+
+
+def test_a_draft_reads_what_the_drafter_does_not_have() -> None:
+    drafter = Reading()
+    speculator = started(drafter)
+    for token in (1, 2, 3, 1):
+        speculator.extend("s", [token])
+    speculator.draft(StepShape(1, 1), [DraftRow("s", 4, 7)])
+    assert list(chain.from_iterable(drafter.told)) == [1, 2, 3, 1]
