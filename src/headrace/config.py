@@ -181,13 +181,18 @@ class SchedulerConfig(Frozen):
         return text
 
     @property
+    def draft_method(self) -> str:
+        """The method of `speculate`, without its checkpoint; empty without one."""
+        return (self.speculate or "").partition(":")[0]
+
+    @property
     def draft_model(self) -> str | None:
         """Name or path of the checkpoint that drafts; None without one."""
         return (self.speculate or "").partition(":")[2] or None
 
     def with_draft_model(self, find: Callable[[str, bool], Path]) -> SchedulerConfig:
         """The same with the path of what drafts, which `find` gets from its name and from whether it is a model."""
-        method, _, name = (self.speculate or "").partition(":")
+        method, name = self.draft_method, self.draft_model
         return self.model_copy(update={"speculate": f"{method}:{find(name, method == DRAFT)}"}) if name else self
 
 

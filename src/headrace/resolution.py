@@ -141,7 +141,7 @@ def _num_blocks(
         free = f"{share:.0%} of {free_bytes / 2**30:.1f} GiB free"
         reasons.append(f"{blocks} KV blocks: {free}, at most what all slots can use")
     if len(layouts) > 1:
-        method = (config.scheduler.speculate or DRAFT).partition(":")[0]
+        method = config.scheduler.draft_method or DRAFT
         drafter = "draft model" if method == DRAFT else f"{method} drafter"
         reasons.append(f"{blocks} KV blocks of the {drafter}, in the same memory")
     if size > sum(layout.bytes_per_block for layout in layouts):

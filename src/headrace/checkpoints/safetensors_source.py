@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from headrace.checkpoints.files import located, present, read_json, regular_size
+from headrace.checkpoints.safetensors_header import read_header
 from headrace.errors import CheckpointError, UnsupportedModel, excerpt
 from headrace.kernels.weight import Weight
 from headrace.quant.online import FloatMatrix
@@ -163,12 +163,8 @@ def _first_cut(path: Path) -> str | None:
     unreadable."""
     size = path.stat().st_size
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > min(size, 100 << 20):
-                return None
-            header = json.loads(file.read(length))
-        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        length, header = read_header(path)
+        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items())
         return next((name for end, name in ends if 8 + length + end > size), None)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return None

@@ -124,7 +124,7 @@ def find_block_draft(config: Config, target: Checkpoint, device: Device) -> Bloc
     Raises ConfigError that names the setting if it was made for another target, and what `open_block_draft` and
     `resolve` raise.
     """
-    method, _, path = (config.scheduler.speculate or "").partition(":")
+    method, path = config.scheduler.draft_method, config.scheduler.draft_model or ""
     if method not in BLOCK_METHODS:
         return None
     known: Method = "dflash" if method == "dflash" else "dspark"

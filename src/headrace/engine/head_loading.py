@@ -153,7 +153,7 @@ def find_head(config: Config, target: Checkpoint, device: Device) -> HeadSource 
 
     Raises ConfigError, ModelNotFound, CheckpointError and UnsupportedModel.
     """
-    method, _, path = (config.scheduler.speculate or "").partition(":")
+    method, path = config.scheduler.draft_method, config.scheduler.draft_model or ""
     if method not in HEAD_METHODS:
         return None
     if method == MTP:

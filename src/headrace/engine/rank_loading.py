@@ -268,7 +268,7 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
 def drafts_of(config: Config, device: Device) -> int:
     """The most drafts that the device makes for a sequence; 0 if the host makes them or waits for them, or none are
     made."""
-    method, _, path = (config.scheduler.speculate or "").partition(":")
+    method, path = config.scheduler.draft_method, config.scheduler.draft_model or ""
     by_passes = _by_passes(config)
     if not by_passes and config.scheduler.speculate != NgramDrafter.name:
         return 0
@@ -281,7 +281,7 @@ def drafts_of(config: Config, device: Device) -> int:
 
 def describe_drafts(config: Config, device: Device) -> list[str]:
     """A line that says what drafts and how far steps overlap; none without `--speculate`."""
-    method = (config.scheduler.speculate or "").partition(":")[0]
+    method = config.scheduler.draft_method
     if not method:
         return []
     if drafts_of(config, device):
@@ -292,7 +292,7 @@ def describe_drafts(config: Config, device: Device) -> list[str]:
 
 
 def _by_passes(config: Config) -> bool:
-    return (config.scheduler.speculate or "").partition(":")[0] in (DRAFT, EAGLE3, MTP, *BLOCK_METHODS)
+    return config.scheduler.draft_method in (DRAFT, EAGLE3, MTP, *BLOCK_METHODS)
 
 
 def _block_drafts(path: str, method: str, device: Device) -> int:

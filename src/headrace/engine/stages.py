@@ -15,7 +15,7 @@ __all__ = ["check_stages", "connect_stages", "describe_stages", "shard_of", "wid
 
 def check_stages(config: Config) -> None:
     """Raises ConfigError for options that a model in stages cannot have."""
-    stages, method = config.parallel.pipeline_parallel_size, (config.scheduler.speculate or "").partition(":")[0]
+    stages, method = config.parallel.pipeline_parallel_size, config.scheduler.draft_method
     if stages > 1 and (config.scheduler.draft_model is not None or method == "mtp"):
         raise ConfigError(
             f"pipeline_parallel_size {stages}: what {method} drafts with reads a model that is whole on one rank: "

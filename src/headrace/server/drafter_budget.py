@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
 from headrace.checkpoints.drafter_tables import is_matrix
+from headrace.checkpoints.safetensors_header import read_header
 from headrace.config import DRAFT, Config
 from headrace.server.model_files import ModelFiles, read_files
 from headrace.server.model_plan import ModelPlan
 
 __all__ = ["drafter_bytes"]
 
-_MOST_HEADER = 100 << 20
 _SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 _BYTES = {"int8": 1.0, "int4": 0.625}
 """Of a quantised weight; int4 has scales."""
@@ -28,9 +27,8 @@ def drafter_bytes(plan: ModelPlan, target: ModelFiles) -> int:
     size, kind = read_files(path).size, _kind(plan.config, target)
     if kind is None:
         return size
-    method = (plan.config.scheduler.speculate or "").partition(":")[0]
     # A draft model's head stays as it is stored, too.
-    names = ("lm_head",) if method == DRAFT else ()
+    names = ("lm_head",) if plan.config.scheduler.draft_method == DRAFT else ()
     saved = sum(
         count * (width - _BYTES[kind])
         for name, count, width in _matrices(Path(path))
@@ -53,13 +51,10 @@ def _matrices(directory: Path) -> Iterator[tuple[str, int, int]]:
     be read have none: the load reports them."""
     for file in sorted(directory.glob("*.safetensors")):
         try:
-            with file.open("rb") as opened:
-                length = int.from_bytes(opened.read(8), "little")
-                header = json.loads(opened.read(length)) if length <= _MOST_HEADER else {}
             found = [
                 (name, prod(entry["shape"]), _SIZES[entry["dtype"]])
-                for name, entry in header.items()
-                if name != "__metadata__" and len(entry["shape"]) == 2 and entry["dtype"] in _SIZES
+                for name, entry in read_header(file)[1].items()
+                if len(entry["shape"]) == 2 and entry["dtype"] in _SIZES
             ]
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
