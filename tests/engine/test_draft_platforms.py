@@ -13,7 +13,7 @@ from fake_machines import VENDORS
 from test_draft_heads import save_target
 from test_head_platforms import _tpu, answers
 
-from headrace.engine.rank_loading import drafts_of
+from headrace.engine.draft_depth import drafts_of
 from headrace.platforms.cpu.device import CpuDevice
 
 

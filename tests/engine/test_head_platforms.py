@@ -15,7 +15,7 @@ from test_draft_heads import VOCAB, save_target_with_heads
 from tiny_models import prompt as random_prompt
 
 from headrace.checkpoints.checkpoint import open_checkpoint
-from headrace.engine.rank_loading import drafts_of
+from headrace.engine.draft_depth import drafts_of
 from headrace.engine.startup import Engine, build_on
 from headrace.platforms.cpu.device import CpuDevice
 from headrace.platforms.tpu import TpuPlatform

@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import Any
 
 from headrace.arguments import add_device_option
+from headrace.cli.command_options import positive
 from headrace.cli.tape_view import add_tape_options, show_tape
 
 __all__ = ["configure", "render", "run"]
@@ -25,6 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--platform", metavar="NAME", help="show the operators of this platform alone (default: of all)"
     )
     parser.add_argument("--speculate", metavar="METHOD", help="mark this method, and check it as for serve")
+    parser.add_argument(
+        "--pipeline-parallel-size", metavar="N", type=positive, default=1, help="of that server (default: 1)"
+    )
     add_device_option(parser, {})
     add_tape_options(parser)
 
@@ -35,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         return show_tape(args)
     from headrace.cli.diagnosis import diagnose
 
-    report = diagnose(args.platform, options=args.device_options, speculate=args.speculate)
+    report = diagnose(
+        args.platform, options=args.device_options, speculate=args.speculate, stages=args.pipeline_parallel_size
+    )
     width = max(shutil.get_terminal_size().columns, _NARROWEST) if sys.stdout.isatty() else None
     print(json.dumps(report, indent=2, default=str) if args.json else "\n".join(render(report, width)))
     return 0 if report["usable"] else 1
