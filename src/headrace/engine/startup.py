@@ -18,6 +18,7 @@ from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_rounds import BlockRounds
 from headrace.engine.core_loop import EngineCore
+from headrace.engine.draft_depth import describe_drafts, drafts_of
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.draft_weights import check_host_drafter
 from headrace.engine.drafting import Drafting
@@ -26,7 +27,7 @@ from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
 from headrace.engine.profiling import StepProfiler
-from headrace.engine.rank_loading import LoadedRank, describe_drafts, drafts_of, load_rank, open_rank
+from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.pipeline import PipelineRunner
 from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
