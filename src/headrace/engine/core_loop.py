@@ -17,6 +17,7 @@ from headrace.engine.profiling import StepProfiler
 from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals
 from headrace.engine.usage_stats import UsageStats
 from headrace.errors import DeviceLost, HeadraceError, InvalidRequest, PlatformError
+from headrace.platforms.interface import TimesLaunches
 from headrace.types import Constraint, Delta, Request, StepPlan
 
 __all__ = ["EngineCore", "GrammarSource", "PendingStep", "StepLearner", "StepRunner", "StepScheduler"]
@@ -36,6 +37,8 @@ class _InFlight:
     start: float
     whole: bool
     """Nothing of it waits to be launched."""
+    mark: int = 0
+    """A point of the device behind all of it, once it is whole."""
 
 
 @dataclass(slots=True)
@@ -68,12 +71,13 @@ class EngineCore:
         cache_events: CacheEvents | None = None,
         profiler: StepProfiler | None = None,
         stages: int = 1,
+        times: TimesLaunches | None = None,
     ) -> None:
         """`busy_seconds`: the device's counter of its working time; without it the time is estimated from the launch
         and the end of steps. `lost`: why no step can be launched any more, for an engine that can lose a rank while it
         is idle. `explain`: says more of a loss that a drafter meets while a step is planned. `grammars`: makes matchers
         for constraints. `drafting`: learns from each step how many drafts pay. `cache_events`: what others may watch of
-        the prefix cache. `stages`: of a pipeline."""
+        the prefix cache. `stages`: of a pipeline. `times`: tells the device's working time of each step by itself."""
         self._scheduler, self._runner = scheduler, runner
         self._block_size = block_size
         self._clock = clock
@@ -95,6 +99,7 @@ class EngineCore:
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
         self._busy_before = busy_seconds() if busy_seconds is not None else 0.0
+        self._times = times
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit all sequences of one request, or none. Raises InvalidRequest, NeverFits, ContextOverflow, Overloaded.
@@ -245,7 +250,7 @@ class EngineCore:
             return True
         if self._drafting is not None and not self._in_flight and self._read_at is not None:
             self._drafting.waited(self._clock() - self._read_at)
-        self._in_flight.append(_InFlight(plan, launched, now, not plan.split))
+        self._in_flight.append(_InFlight(plan, launched, now, not plan.split, self._mark()))
         self._complete(deltas)
         return True
 
@@ -256,7 +261,7 @@ class EngineCore:
             try:
                 self._scheduler.complete(oldest.plan)
                 oldest.launched.sample()
-                oldest.whole = True
+                oldest.whole, oldest.mark = True, self._mark()
             except Exception as error:
                 self._in_flight.popleft()
                 deltas += self._failed(oldest.plan, error)
@@ -277,7 +282,7 @@ class EngineCore:
         worked = (
             self._estimate_busy(oldest.start, now, waited)
             if self._busy_seconds is None
-            else self._measure_busy(self._busy_seconds)
+            else self._measure_busy(self._busy_seconds, oldest.mark)
         )
         self._usage.record(now, worked, plan.num_seqs)
         if self._usage.memory_sample_due(now):
@@ -306,10 +311,15 @@ class EngineCore:
                 delta.error = f"{delta.error}: {where}"
         _log.error("the model's logits are not finite: %s (requests %s)", where, ", ".join(broken))
 
-    def _measure_busy(self, busy_seconds: Callable[[], float]) -> float:
-        """The device's working time since the last call: mostly for the step that has just ended."""
-        before, self._busy_before = self._busy_before, busy_seconds()
-        return self._busy_before - before
+    def _mark(self) -> int:
+        return 0 if self._times is None else self._times.mark()
+
+    def _measure_busy(self, busy_seconds: Callable[[], float], mark: int) -> float:
+        """The device's working time since the step before: for the step that has just ended and what was launched in
+        between. A device that cannot tell it may have worked on what comes next meanwhile."""
+        until = None if self._times is None else self._times.busy_until(mark)
+        before, self._busy_before = self._busy_before, busy_seconds() if until is None else until
+        return max(0.0, self._busy_before - before)
 
     def _estimate_busy(self, start: float, now: float, waited: bool) -> float:
         """An estimate of a step's time on the device. If the step had ended before it was resolved, its end is unknown:

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.drafts import DraftRow, StepSize
 from headrace.engine.stats import MethodTotals, SpeculationTotals
+from headrace.platforms.interface import TimesLaunches
 from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.policy import StepShape
 from headrace.speculation.speculator import DraftRow as SpeculatorRow
@@ -33,6 +34,9 @@ class RoundModel(Protocol):
     def place(self, row: DraftRow) -> None:
         """Tell the place of a sequence on the device, before a round."""
 
+    def learn_times(self) -> None:
+        """Learn the times of rounds that the device has done."""
+
 
 class _Drafted(NamedTuple):
     """A step with drafts that is not settled."""
@@ -40,7 +44,10 @@ class _Drafted(NamedTuple):
     drafts: Drafts
     accepted: Sequence[int | None]
     busy: float
-    """Seconds in which the device worked on the drafts."""
+    """Seconds in which the device worked on the drafts, as far as they could be foretold."""
+    shape: StepShape
+    marks: tuple[int, int] | None
+    """Points of the device before and behind what was launched for them."""
 
 
 class _Stopwatch:
@@ -69,12 +76,13 @@ class Drafting:
         clock: Callable[[], float] = time.perf_counter,
         model: RoundModel | None = None,
         on_device: bool = False,
+        times: TimesLaunches | None = None,
     ) -> None:
         """`predicted_only`: sequences have drafts only if their request predicts the output. `model`: the one that
         drafts, if any. `on_device`: the device makes the drafts of requests that predict nothing, by the method of the
-        speculator's drafter or with the head that is `model`."""
+        speculator's drafter or with the head that is `model`. `times`: tells the device's time of each launch."""
         self._speculator, self._predicted_only, self._model = speculator, predicted_only, model
-        self._on_device = on_device
+        self._on_device, self._times = on_device, times
         self._gap = 0.0
         """Seconds that the device stands still if a step must wait for the commit of the one before it."""
         self._watch = _Stopwatch(clock)
@@ -128,6 +136,7 @@ class Drafting:
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         wall, busy = self._spent()
+        before = self._mark()
         # Only a sequence whose drafts are made here has to wait for its last token.
         waits = not self._on_device or any(row.ahead is None for row in rows)
         self._speculator.policy.gap = self._gap if waits else 0.0
@@ -144,7 +153,8 @@ class Drafting:
             )
         after = self._spent()
         self._drafting = after[0] - wall
-        self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy)
+        marks = None if waits or self._model is None else (before, self._mark())
+        self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy, StepShape(*size), marks)
         return drafts.tokens
 
     def rest(self) -> int:
@@ -161,18 +171,41 @@ class Drafting:
         found = self._steps.pop(plan.step, None)
         for old in [one for one in self._steps if one < plan.step]:
             del self._steps[old]
+        if self._model is not None:
+            self._model.learn_times()
         following = self._steps.get(plan.step + 1)
         # The host has made the next step's drafts meanwhile, which takes processor time from some devices.
         disturbed = following is not None and following.drafts.choice.total > 0
         if found is not None:
-            drafts = found.drafts._replace(disturbed=disturbed and not found.drafts.choice.total)
+            drafts, busy = self._timed(found)
+            disturbed = disturbed and not drafts.choice.total
             # What is only foretold of a round may be longer than the time in which it ran.
-            self._speculator.settle(drafts, found.accepted, emitted, max(0.0, seconds - found.busy))
+            left = max(0.0, seconds - busy)
+            self._speculator.settle(drafts._replace(disturbed=disturbed), found.accepted, emitted, left)
+            if disturbed:
+                self._speculator.policy.delayed(found.shape, left)
             return
         self._passed += seconds
-        if plan.num_tokens == plan.num_seqs and not disturbed and not self._predicted_only:
+        if plan.num_tokens == plan.num_seqs and not self._predicted_only:
             # A step that decodes; those with prompts are learnt when they are chosen.
-            self._speculator.policy.cost.observe(plan.num_tokens, int(plan.context_lens.sum()), seconds)
+            context = int(plan.context_lens.sum())
+            if disturbed:
+                self._speculator.policy.delayed(StepShape(plan.num_tokens, plan.num_tokens, context), seconds)
+            else:
+                self._speculator.policy.cost.observe(plan.num_tokens, context, seconds)
+
+    def _timed(self, found: _Drafted) -> tuple[Drafts, float]:
+        """The drafts of a step with the time that the device took to make them, and its seconds in which it worked on
+        them."""
+        if found.marks is None or self._times is None:
+            return found.drafts, found.busy
+        start, end = (self._times.busy_until(mark) for mark in found.marks)
+        if start is None or end is None:
+            return found.drafts, found.busy
+        return found.drafts._replace(seconds=max(0.0, end - start - found.drafts.caught_up)), end - start
+
+    def _mark(self) -> int:
+        return 0 if self._times is None else self._times.mark()
 
     def waited(self, seconds: float) -> None:
         """Learn for how long the device stands still between a step with drafts and the next. The time that the model

@@ -65,7 +65,7 @@ class HeadDrafter(UnwaitedRounds):
         """`most_tokens`: of one pass; `max_model_len`: the most tokens of a sequence, drafts included. `busy_seconds`:
         the device's counter of its working time. `sharing`: sequences share what is computed of their prefixes, which
         takes entries without lag."""
-        super().__init__(f"the drafter {name}", passes.places, busy_seconds, clock)
+        super().__init__(f"the drafter {name}", passes.places, busy_seconds, clock, passes.times)
         self.block = 0
         self.method, self.name = method, name
         self._passes, self._size, self._most_tokens = passes, block_size, most_tokens
@@ -102,6 +102,7 @@ class HeadDrafter(UnwaitedRounds):
                 self._keep_busy(known)
                 self._round([(name, count)])
             self._blocks.release(self._sequences.pop(name), keep=False)
+        self.cost.replace_soon()
 
     def _keep_busy(self, seq: Drafted) -> None:
         """If rounds are not waited for, their passes run one right behind the other. Launch a pass that takes longer
@@ -222,9 +223,10 @@ class HeadDrafter(UnwaitedRounds):
         sizes = [sum(span.stop - span.start for span in spans)]
         sizes += [sum(count > depth for _, count in rows) for depth in range(1, rows[0][1])]
         timed = not all(seq.placed for seq, _ in rows) or self._measures(sizes)
-        steps = [catch_up_pass(spans, self._size, self._zero_first)]
+        steps, marks = [catch_up_pass(spans, self._size, self._zero_first)], [self._point()]
         *begun, first = self._passes.first(steps[0], timed and self._passes.places)
         pending = [first]
+        marks.append(self._point())
         for depth, size in enumerate(sizes[1:], 1):
             left = [seq for seq, _ in rows[:size]]
             if depth == 1:
@@ -232,6 +234,7 @@ class HeadDrafter(UnwaitedRounds):
             else:
                 steps.append(deeper_pass(steps[-1], left, depth, self._size))
             pending.append(self._passes.following(steps[-1], depth))
+            marks.append(self._point())
             if depth == 1 and not self._passes.places:
                 self._overheads.append(self._clock() - start)
         if timed:
@@ -244,7 +247,7 @@ class HeadDrafter(UnwaitedRounds):
                 seq.guessed = [] if seq.placed or seq.lag else own[:-1]
         else:
             found = [[] for _ in rows]
-            seconds = self._leave(pending, [(step.plan.num_tokens, step.context) for step in steps])
+            seconds = self._leave(pending, [(step.plan.num_tokens, step.context) for step in steps], marks)
         self._count(seconds, timed)
         drafts = [[NO_TOKEN] * count if seq.placed else own for own, (seq, count) in zip(found, rows, strict=True)]
         return drafts, seconds

@@ -24,7 +24,7 @@ from headrace.engine.runner import Runner
 from headrace.kernels.inputs import batch_arrays, batch_of, pad_arrays, plan_arrays, sample_inputs_of
 from headrace.kernels.ops import Batch, Ops, OptionalOps
 from headrace.models.draft_heads import HeadLogits
-from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import KV, Device, Executable, Pending, StepFn, Tensor, TimesLaunches
 from headrace.types import Bucket, KVLayout
 
 __all__ = ["HeadPasses", "PassModel"]
@@ -68,6 +68,7 @@ class HeadPasses:
         self._feature, self.lag = feature, head.lag
         self.places = runner.config.head_drafts
         """The device moves the rows of sequences that it places."""
+        self.times = device.extension(TimesLaunches)
         self._static = device.capabilities().static_shapes
         self._carry = not device.capabilities().in_place_kv
         self._layout, self._num_blocks = layout, num_blocks

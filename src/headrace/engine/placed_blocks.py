@@ -99,6 +99,7 @@ class PlacedBlocks(BlockRounds):
                 # Rounds are not waited for, so their passes run right behind other work: measure them like that.
                 self._launch(self._inputs(wanted))
                 self._timed([wanted])
+        self.cost.replace_soon()
 
     def room(self, sequence: str) -> int:
         fits = len(self._sequences[sequence].tokens) + self.drafts <= self._sizes.max_model_len
@@ -116,8 +117,12 @@ class PlacedBlocks(BlockRounds):
             if timed:
                 found, seconds = self._timed(groups)
             else:
-                launched = [self._launch(self._inputs(group)) for group in groups]
-                seconds = self._leave([one.drawn for one in launched], [(one.tokens, one.context) for one in launched])
+                launched, marks = list[_Launched](), [self._point()]
+                for group in groups:
+                    launched.append(self._launch(self._inputs(group)))
+                    marks.append(self._point())
+                passes = [(one.tokens, one.context) for one in launched]
+                seconds = self._leave([one.drawn for one in launched], passes, marks)
                 found = [[] for _ in fit]
             for each, own in zip(fit, found, strict=True):
                 count = min(each.most, self.drafts)

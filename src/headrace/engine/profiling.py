@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest
+from headrace.kernels.spec import TorchTensors
+from headrace.platforms.interface import Device
 
-__all__ = ["ProfileReport", "StepProfiler"]
+__all__ = ["ProfileReport", "StepProfiler", "profiler_of"]
 
 _NOTHING = nullcontext()
 
@@ -124,3 +126,10 @@ class _Writer:
         except Exception as error:
             partial.unlink(missing_ok=True)
             self._error = ConfigError(f"the profile {target} cannot be written: {type(error).__name__}: {error}")
+
+
+def profiler_of(device: Device, platform: str) -> StepProfiler:
+    """What profiles the steps of a device."""
+    if device.extension(TorchTensors) is not None:
+        return StepProfiler()
+    return StepProfiler(f"platform {platform} does not compute with torch, so torch.profiler shows nothing of it")

@@ -26,7 +26,7 @@ from headrace.engine.first_steps import first_plans
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
-from headrace.engine.profiling import StepProfiler
+from headrace.engine.profiling import profiler_of
 from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
 from headrace.engine.ranks.pipeline import PipelineRunner
@@ -42,7 +42,7 @@ from headrace.grammar.compiler import GrammarCompiler
 from headrace.grammar.loading import find_backend, open_backend
 from headrace.kernels import named_logprobs
 from headrace.kernels.spec import TorchTensors
-from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting, Device, Platform
+from headrace.platforms.interface import ALL_TO_ALL, BusySeconds, ChecksDrafting, Device, Platform, TimesLaunches
 from headrace.plugins import discover
 from headrace.resolution import Resolved, resolve
 from headrace.speculation.guarded import GuardedDrafter
@@ -181,7 +181,7 @@ def build_on(
     draft = None if found is None else found.load(device, own.runner, resolved, progress, busy_seconds(device))
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
-    drafting = _drafting(config, draft, blocks, heads, drafts_of(config, device) > 0)
+    drafting = _drafting(config, draft, blocks, heads, device)
     tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, followers, reader, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
     # Events name blocks as tiers and transfers do, where there are any.
@@ -198,8 +198,9 @@ def build_on(
         grammars=grammars,
         drafting=drafting,
         cache_events=CacheEvents(scheduler.tree, partial(first_hash, layout), next_hash, record),
-        profiler=_profiler(device, platform),
+        profiler=profiler_of(device, platform),
         stages=stages,
+        times=device.extension(TimesLaunches),
     )
     drafted = found or block or head
     layouts = (resolved.kv_layout,) if drafted is None else (resolved.kv_layout, drafted.layout)
@@ -212,12 +213,6 @@ def build_on(
     if device.capabilities().computes:
         info = msgspec.structs.replace(info, embedding=checkpoint.embedding)
     return Engine(core, info, own, followers, grammars, draft, blocks, heads, tiers)
-
-
-def _profiler(device: Device, platform: str) -> StepProfiler:
-    if device.extension(TorchTensors) is not None:
-        return StepProfiler()
-    return StepProfiler(f"platform {platform} does not compute with torch, so torch.profiler shows nothing of it")
 
 
 def _check_drafting(config: Config, device: Device) -> None:
@@ -233,15 +228,16 @@ def _method(config: Config) -> str:
 
 
 def _drafting(
-    config: Config, draft: LoadedDraft | None, blocks: BlockRounds | None, head: HeadDrafter | None, on_device: bool
+    config: Config, draft: LoadedDraft | None, blocks: BlockRounds | None, head: HeadDrafter | None, device: Device
 ) -> Drafting:
+    make = partial(Drafting, on_device=drafts_of(config, device) > 0, times=device.extension(TimesLaunches))
     if blocks is not None:
-        return Drafting(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks, on_device=on_device)
+        return make(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
     passes = head if draft is None else draft.model
     if passes is not None:
-        return Drafting(ModelSpeculator(passes, passes.method), model=passes, on_device=on_device)
+        return make(ModelSpeculator(passes, passes.method), model=passes)
     drafter = GuardedDrafter(make_drafter(_method(config)))
-    return Drafting(Speculator(drafter), predicted_only=config.scheduler.speculate is None, on_device=on_device)
+    return make(Speculator(drafter), predicted_only=config.scheduler.speculate is None)
 
 
 def busy_seconds(device: Device) -> Callable[[], float] | None:

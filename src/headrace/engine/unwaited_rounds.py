@@ -1,7 +1,8 @@
 """Rounds that are launched between two steps and not waited for: what has failed in them, and the time that they take.
 
-The device works on steps before them meanwhile, so neither the host's clock nor the device's counter tells how long
-such a round takes. Some of them are waited for and measured, and the time of the others is foretold from these.
+The device works on steps before them meanwhile, so the host's clock does not tell how long such a round takes. Some
+devices know the time of each launch (`TimesLaunches`); it is learnt once they are done. For others some of the rounds
+are waited for and measured, and the time of the others is foretold from these.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from headrace.engine.guarded_rounds import GuardedRounds
-from headrace.platforms.interface import Pending
+from headrace.platforms.interface import Pending, TimesLaunches
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.speculation.step_cost import StepCost
 
@@ -19,6 +21,16 @@ __all__ = ["UnwaitedRounds", "until_none"]
 
 _MEASURED, _UNKNOWN = 64, 4
 """One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
+
+
+@dataclass(slots=True)
+class _Unread:
+    """A round that nothing has waited for."""
+
+    results: Sequence[Pending]
+    passes: Sequence[tuple[int, int]]
+    marks: Sequence[int]
+    """Points of the device before the first pass and behind each, until the times are learnt."""
 
 
 class UnwaitedRounds(GuardedRounds):
@@ -30,14 +42,15 @@ class UnwaitedRounds(GuardedRounds):
         places: bool,
         busy_seconds: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        times: TimesLaunches | None = None,
     ) -> None:
         """`what`: the model, for the log. `places`: the device places sequences, whose rounds need not be waited for.
-        `busy_seconds`: the device's counter of its working time."""
+        `busy_seconds`: the device's counter of its working time; `times`: tells that of each launch."""
         super().__init__(what, busy_seconds, clock)
+        self._times = times
         self.cost = StepCost()
         self._places = places
-        self._unread = deque[Sequence[Pending]]()
-        """The results of rounds that nothing has waited for."""
+        self._unread = deque[_Unread]()
         self._rounds = 0
         self._worked = 0.0
         """Seconds of the latest round in which the device works, whether it is waited for or not."""
@@ -59,13 +72,34 @@ class UnwaitedRounds(GuardedRounds):
     def _begin_anew(self) -> None:
         self._unread.clear()
 
-    def _leave(self, pending: Sequence[Pending], passes: Sequence[tuple[int, int]]) -> float:
-        """Don't wait for a round. `passes`: the tokens of each, and what they attend to in total. Returns its seconds,
-        as far as they are known."""
-        self._unread.append(pending)
+    def _leave(
+        self, pending: Sequence[Pending], passes: Sequence[tuple[int, int]], marks: Sequence[int | None]
+    ) -> float:
+        """Don't wait for a round. `passes`: the tokens of each, and what they attend to in total. `marks`: those before
+        the first pass and behind each. Returns its seconds, as far as they can be foretold."""
+        self._unread.append(_Unread(pending, passes, [mark for mark in marks if mark is not None]))
         seconds = sum(self.cost.seconds(tokens, context) for tokens, context in passes)
-        self.unwaited += seconds
+        if self._times is None:
+            self.unwaited += seconds
         return seconds
+
+    def learn_times(self) -> None:
+        """Learn the times of rounds that are done. They count instead of those of `warm_up`, when nothing else was in
+        the device's caches."""
+        for one in self._unread:
+            if one.marks and self._times is not None:
+                ends = [self._times.busy_until(mark) for mark in one.marks]
+                if ends[-1] is None:
+                    # It is not done, and none after it.
+                    return
+                for (tokens, context), start, end in zip(one.passes, ends, ends[1:], strict=False):
+                    if start is not None and end is not None:
+                        self.cost.observe(tokens, context, end - start)
+                        self.unwaited += end - start
+                one.marks = ()
+
+    def _point(self) -> int | None:
+        return None if self._times is None else self._times.mark()
 
     def _count(self, seconds: float, waited: bool) -> None:
         """Without a counter, the time of a step is that since the end of the one before it or since its launch, which
@@ -76,14 +110,17 @@ class UnwaitedRounds(GuardedRounds):
     def _measures(self, sizes: Sequence[int]) -> bool:
         """Whether to wait for a round that need not be waited for, because the times of its passes must be known.
         `sizes`: their numbers of tokens."""
+        if self._times is not None:
+            return False
         self._rounds += 1
         known = all(map(self.cost.known, sizes))
         return self._rounds % (_MEASURED if known else _UNKNOWN) == 0
 
     def _check_finished(self) -> None:
         """Raises what has failed in a round that nothing waited for."""
-        while self._unread and all(result.done() for result in self._unread[0]):
-            for result in self._unread.popleft():
+        self.learn_times()
+        while self._unread and all(result.done() for result in self._unread[0].results):
+            for result in self._unread.popleft().results:
                 result.result()
 
 

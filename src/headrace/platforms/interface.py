@@ -56,6 +56,7 @@ __all__ = [
     "StepInput",
     "Tagged",
     "Tensor",
+    "TimesLaunches",
     "TorchTensors",
     "WorksInGroups",
     "own_extension",
@@ -238,6 +239,18 @@ class BusySeconds(Protocol):
 
     def busy_seconds(self) -> float:
         """Seconds in which the device has worked since it was opened."""
+
+
+@runtime_checkable
+class TimesLaunches(Protocol):
+    """A device that knows how long each launch took, without anyone having waited for it."""
+
+    def mark(self) -> int:
+        """A point behind all that has been launched. Later points are no smaller."""
+
+    def busy_until(self, mark: int) -> float | None:
+        """Seconds in which the device had worked when it had done all that is before the point; None if that is not
+        done yet, or too long ago to be known."""
 
 
 @runtime_checkable

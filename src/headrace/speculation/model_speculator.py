@@ -33,7 +33,7 @@ _FIRST, _LATER = 0.8, 0.85
 """Priors of acceptance; hopeful, so that a model that may pay is tried."""
 NEAR = 16
 """New tokens of a sequence that the model computes together with its drafts. If there are more, they come first."""
-_ROUNDS, _FUNDS = 64, 32.0
+_ROUNDS, _FUNDS = 64, 16.0
 _PATIENCE = 4
 """Steps without an admitted draft after which a sequence is no longer held."""
 _RAREST = 16
@@ -165,7 +165,7 @@ class ModelSpeculator:
         contexts = [row.context for row in rows]
         choice = self._accounts.choose(shape, guesses, contexts, self._drafting_time(names, guesses))
         self._judge(names, choice.drafts)
-        tokens, seconds, estimates = self._make(names, guesses, choice.drafts)
+        tokens, seconds, caught_up, estimates = self._make(names, guesses, choice.drafts)
         if estimates:
             # They are made: what is left to decide is how far to verify.
             limits = [min(row.most, len(each)) for row, each in zip(rows, tokens, strict=True)]
@@ -184,7 +184,7 @@ class ModelSpeculator:
         self._wait = min(self._wait, self._interval) - 1
         if self._wait < 1:
             self._review()
-        return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds, estimates)
+        return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds, caught_up, estimates)
 
     def rest(self) -> int:
         """For how many steps no call is needed: until the next review."""
@@ -256,20 +256,20 @@ class ModelSpeculator:
 
     def _make(
         self, names: Sequence[str], guesses: Sequence[Guess], counts: Sequence[int]
-    ) -> tuple[list[list[int]], float, dict[int, list[float]]]:
-        """The tokens by row, the seconds that the step has to pay for them, and the model's own estimates for rows for
-        which it has some; their tokens are all that it has made."""
+    ) -> tuple[list[list[int]], float, float, dict[int, list[float]]]:
+        """The tokens by row, the seconds that the step has to pay for them, those that earlier tokens took, and the
+        model's own estimates for rows for which it has some; their tokens are all that it has made."""
         tokens = [guess.tokens[:count] for guess, count in zip(guesses, counts, strict=True)]
         rows = [at for at, count in enumerate(counts) if count and not guesses[at].tokens]
         if not rows:
-            return tokens, 0.0, {}
+            return tokens, 0.0, 0.0, {}
         made = self._model.draft([(names[at], counts[at]) for at in rows])
         for at, drafts, caught_up in zip(rows, made.tokens, made.caught_up, strict=True):
             self._funds -= caught_up
             if self._model.behind(names[at]) <= NEAR:
                 self._release(self._states[names[at]])
             tokens[at] = drafts if made.survival else drafts[: counts[at]]
-        return tokens, made.seconds, dict(zip(rows, made.survival or [], strict=False))
+        return tokens, made.seconds, sum(made.caught_up), dict(zip(rows, made.survival or [], strict=False))
 
     def _funded(self, sequence: str, state: _State, reserve: bool) -> bool:
         """Whether the model has computed a sequence's earlier tokens, or may do so."""

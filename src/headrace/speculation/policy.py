@@ -155,6 +155,13 @@ class SpeculationPolicy:
         """So much time was spent on steps without drafts that were not chosen here."""
         self._owed += ALLOWANCE * seconds
 
+    def delayed(self, shape: StepShape, seconds: float) -> None:
+        """A step without drafts took so long while those of the next one were made. The account pays what that has
+        added, up to the time of the step."""
+        plain = self._plain(shape)
+        if plain > 0:
+            self._pay(max(plain - seconds, -plain), self._decode(shape, plain))
+
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
         wait for its last token, so that its next step can verify drafts."""

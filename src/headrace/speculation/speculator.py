@@ -57,6 +57,8 @@ class Drafts(NamedTuple):
     sequences: Sequence[str] = ()
     seconds: float = 0.0
     """The time that it took to make them, for drafts of a model."""
+    caught_up: float = 0.0
+    """The time that earlier tokens of the sequences took before that."""
     estimates: Mapping[int, Sequence[float]] = MappingProxyType({})
     """By row: a model's own estimates of the survival of its tokens, if it makes any, or those for drafts behind tokens
     in flight, before they are corrected."""

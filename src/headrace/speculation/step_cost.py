@@ -46,16 +46,19 @@ _SLOPE_REFRESH = 512
 class _Cell:
     """The latest times of steps of about one size."""
 
-    __slots__ = ("at", "contexts", "seconds", "tokens")
+    __slots__ = ("at", "contexts", "seconds", "tokens", "trial")
 
     def __init__(self) -> None:
         self.tokens: deque[int] = deque(maxlen=_KEPT)
         self.contexts: deque[int] = deque(maxlen=_KEPT)
         self.seconds: deque[float] = deque(maxlen=_KEPT)
         self.at = 0
+        self.trial = False
+        """The next time replaces those that there are."""
 
     def add(self, tokens: int, context: int, seconds: float, at: int) -> None:
-        if at - self.at > _STALE:
+        if at - self.at > _STALE or self.trial:
+            self.trial = False
             self.seconds.clear()
             self.tokens.clear()
             self.contexts.clear()
@@ -98,6 +101,12 @@ class StepCost:
             self._changed.add(at)
             if not fresh or self._steps - self._made_at >= _REFRESH:
                 self._make()
+
+    def replace_soon(self) -> None:
+        """What was observed so far was a trial: it counts until there is enough that comes later."""
+        for cells in self._cells:
+            for cell in cells.values():
+                cell.trial = True
 
     def known(self, tokens: int) -> bool:
         """Steps of about this number of tokens have been measured, and not too long ago."""

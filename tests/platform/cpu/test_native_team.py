@@ -99,3 +99,24 @@ def test_without_a_library_the_reason_is_reported(monkeypatch: pytest.MonkeyPatc
 
 def test_structures_have_the_sizes_of_c() -> None:
     assert ctypes.sizeof(RmsNormArgs) == 3 * 8 + 8 + 4 + 4
+
+
+def test_the_working_time_at_the_end_of_each_job() -> None:
+    team = Team(native.load(), 2)
+    try:
+        assert team.busy_until(0) == 0.0
+        marks = []
+        for _ in range(5):
+            chain(team, 3)
+            marks.append(team.latest)
+        times = [team.busy_until(mark) for mark in marks]
+        known = [value for value in times if value is not None]
+        assert known == sorted(known)
+        assert len(set(known)) == 5, "each chain took some time"
+        assert known[-1] == team.busy_seconds
+        assert team.busy_until(team.latest + 1) is None, "there is no such job yet"
+        chain(team, 1100)
+        assert team.busy_until(marks[-1]) is None, "too many jobs ago"
+        assert team.busy_until(team.latest) == team.busy_seconds
+    finally:
+        team.close()

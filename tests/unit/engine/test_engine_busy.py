@@ -11,6 +11,7 @@ from test_engine_core import request
 from headrace.core import CoreConfig, Scheduler
 from headrace.engine.core_loop import EngineCore
 from headrace.engine.startup import busy_seconds
+from headrace.engine.stats import SpeculationTotals
 from headrace.platforms.interface import own_extension
 from headrace.types import StepPlan, StepResult
 
@@ -54,3 +55,40 @@ def test_devices_that_measure_it_and_those_that_do_not(knows: bool) -> None:
 
     found = busy_seconds(Counting() if knows else Device())  # type: ignore[arg-type]
     assert (found() if found is not None else None) == (2.5 if knows else None)
+
+
+def test_a_device_that_knows_the_time_of_each_launch_gives_each_step_its_own() -> None:
+    """Its counter is read late: it has worked on what comes next by then."""
+    seen: list[float] = []
+
+    class Times:
+        marks = 0
+
+        def mark(self) -> int:
+            self.marks += 1
+            return self.marks
+
+        def busy_until(self, mark: int) -> float | None:
+            return 0.5 * mark if mark != 4 else None
+
+    class Learner:
+        def settle(self, plan: StepPlan, emitted: int, seconds: float) -> None:
+            seen.append(seconds)
+
+        def waited(self, seconds: float) -> None:
+            pass
+
+        def totals(self) -> SpeculationTotals:
+            return SpeculationTotals()
+
+    config = CoreConfig(
+        num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128, vocab_size=256
+    )
+    counter = iter([0.0, 2.25])
+    core = EngineCore(
+        Scheduler(config), FakeRunner(), 8, 4, busy_seconds=lambda: next(counter), drafting=Learner(), times=Times()
+    )
+    core.add([request("r", max_tokens=6)])
+    while core.has_work():
+        core.step()
+    assert seen == [0.5, 0.5, 0.5, 0.75, 0.25, 0.5], "the fourth is not known, and its counter was read"

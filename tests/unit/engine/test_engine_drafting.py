@@ -24,6 +24,7 @@ from headrace.speculation.loading import make
 from headrace.speculation.ngram import NgramDrafter
 from headrace.speculation.policy import ALLOWANCE, DraftingTime, SpeculationPolicy, StepChoice, StepShape
 from headrace.speculation.speculator import MOST_DRAFTS, Drafts, Speculator
+from headrace.speculation.speculator import DraftRow as SpeculatorRow
 from headrace.types import Request, SamplingParams, StepPlan
 
 PROMPT = tuple(b"ab")
@@ -214,6 +215,9 @@ class Foretold:
     def place(self, row: DraftRow) -> None:
         self.busy += 1.0
 
+    def learn_times(self) -> None:
+        pass
+
 
 def test_a_round_that_was_shorter_than_foretold_leaves_no_negative_time() -> None:
     seen: list[float] = []
@@ -291,3 +295,59 @@ def test_a_step_beside_which_drafts_were_made_teaches_no_time() -> None:
             drafting.settle(plan(step - 1), 1, 7.0 if step % 2 == 0 else 3.0)
     assert not policy.cost.known(1), "after each of these steps came one with drafts"
     assert policy.cost.known(2)
+
+
+class Timed:
+    """A device that has worked 0.25 s for each mark when it has come there."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    def busy_until(self, mark: int) -> float | None:
+        return None if mark > 90 else 0.25 * mark
+
+
+def test_the_time_of_a_round_is_the_devices_own_where_it_knows_it() -> None:
+    seen: list[tuple[float, float]] = []
+
+    class Recorded(Speculator):
+        def draft(self, shape: StepShape, rows: Sequence[SpeculatorRow]) -> Drafts:
+            return super().draft(shape, rows)._replace(seconds=1.0, caught_up=0.05)
+
+        def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
+            seen.append((seconds, drafts.seconds))
+
+    times = Timed()
+    drafting = Drafting(Recorded(make("ngram"), policy=Always()), model=Foretold(), on_device=True, times=times)
+    drafting.begin(Request("r", PROMPT, SamplingParams(max_tokens=9)))
+    drafting.extend("r", [97], 0)
+    row = DraftRow("r", 4, 4, 0, np.zeros(1, np.int32), ahead=1)
+    drafting.draft(1, StepSize(1, 1, 4), [row])
+    drafting.settle(plan(1), 1, 3.0)
+    times.marks = 100
+    drafting.draft(2, StepSize(1, 1, 4), [row])
+    drafting.settle(plan(2), 1, 3.0)
+    (exact, making), foretold = seen
+    assert (exact, making) == (2.75, pytest.approx(0.2))
+    assert foretold == (2.0, 1.0), "what the device does not know is as it was foretold"
+
+
+def test_the_account_pays_for_what_a_round_takes_from_the_step_before() -> None:
+    policy = Chosen([9])
+    drafting = Drafting(Speculator(make("ngram"), policy=policy), on_device=True)
+    drafting.begin(Request("r", PROMPT * 3, SamplingParams(max_tokens=90)))
+    drafting.extend("r", [*PROMPT[:2]], 0)
+    row = DraftRow("r", 1, 4, 0, np.zeros(1, np.int32), ahead=1)
+    for step in range(1, 9):
+        drafting.draft(step, StepSize(1, 1, 4), [])
+        if step < 8:
+            drafting.settle(plan(step), 1, 2.0)
+    drafting.draft(9, StepSize(1, 1, 4), [row])
+    before = policy._covered(2.0)
+    drafting.settle(plan(8), 1, 3.5)
+    assert policy._covered(2.0) == pytest.approx(before - 1.5 + 2.0 * ALLOWANCE)
+    assert policy.cost.seconds(1, 4) == 2.0

@@ -154,3 +154,18 @@ def test_acceptance_by_position_is_learnt_for_each_sequence() -> None:
         acceptance.end(name)
     acceptance.begin("a")
     assert 0.3 < acceptance.survival("a", 2)[1] < 0.7, "a new sequence expects what the others had"
+
+
+def test_times_of_a_trial_count_until_there_are_others() -> None:
+    cost = StepCost()
+    for _ in range(9):
+        cost.observe(4, 0, 1.0)
+    cost.replace_soon()
+    assert cost.known(4)
+    assert cost.seconds(4) == 1.0
+    cost.observe(4, 0, 3.0)
+    cost.observe(4, 0, 3.0)
+    assert cost.seconds(4) == 1.0, "two are not enough"
+    for _ in range(24):
+        cost.observe(4, 0, 3.0)
+    assert cost.seconds(4) == 3.0

@@ -15,7 +15,7 @@
 
 // Increase it with every change of the arguments or the meaning of runtime functions; `platforms/cpu/native.py` has the
 // same number. The layout of structures is checked separately: see HR_LAYOUT.
-#define HR_ABI 1
+#define HR_ABI 2
 
 #ifdef __cplusplus
 extern "C" {

@@ -25,7 +25,10 @@ void begin_turn(Team *team) {
 
 void end_job(Team *team, Job *job) {
     if (job->tape) job->tape->runs++;
-    team->busy_ns.fetch_add(now_ns() - team->job_start, std::memory_order_relaxed);
+    u64 spent = now_ns() - team->job_start;
+    u64 busy = team->busy_ns.fetch_add(spent, std::memory_order_relaxed) + spent;
+    u64 ticket = team->done.load(std::memory_order_relaxed) + 1;
+    team->busy_at[ticket % HR_BUSY_KEPT].store(busy, std::memory_order_relaxed);
     free(job);
     team->done.fetch_add(1);
     team->finished.advance();
@@ -208,4 +211,14 @@ HR_EXPORT int32_t hr_wait(void *handle, u64 ticket) {
 
 // Nanoseconds in which the team had a job, since it was made.
 HR_EXPORT u64 hr_busy_ns(void *team) { return ((Team *)team)->busy_ns.load(); }
+
+// The same when the ticket's job was done; the largest number if it isn't, or was done too many jobs ago.
+HR_EXPORT u64 hr_busy_at(void *handle, u64 ticket) {
+    Team *team = (Team *)handle;
+    if (!ticket) return 0;
+    if (team->done.load() < ticket) return ~(u64)0;
+    u64 busy = team->busy_at[ticket % HR_BUSY_KEPT].load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return team->done.load() < ticket + HR_BUSY_KEPT - 1 ? busy : ~(u64)0;
+}
 }

@@ -41,6 +41,8 @@ struct Member {
     int cpu, index;
 };
 
+constexpr u64 HR_BUSY_KEPT = 1024;
+
 struct alignas(64) Part {
     std::atomic<u32> begun{0};  // the last turn of this part that a thread has taken
 };
@@ -76,6 +78,7 @@ struct Team {
     bool closed = false;
     pid_t process = getpid();  // the process of the threads: a forked process has none
     std::atomic<u64> busy_ns{0};
+    std::atomic<u64> busy_at[HR_BUSY_KEPT]{};  // busy_ns at the end of the latest jobs, by ticket
     Event started;
     bool failed = false;  // some thread could not be started
     alignas(64) int32_t error = 0;

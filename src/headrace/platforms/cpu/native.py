@@ -25,7 +25,7 @@ _SLOW_DOT = 6
 _WITHOUT_DOT = {("attention", "v4bf16"): "v4", ("attention", "amx"): "v4"}
 """Kernels that are made of those products, and the instruction set whose kernel has none."""
 _NAME = "libheadrace_cpu.so"
-ABI = 1
+ABI = 2
 """`HR_ABI` of `kernels/native/headrace.h`: the version of the runtime's functions and their arguments."""
 REMEDY = "run `make` in the checkout, or install headrace again"
 
@@ -153,6 +153,7 @@ def _open(path: Path) -> ctypes.CDLL:
         "hr_done": (ctypes.c_int32, (pointer, ticket)),
         "hr_wait": (ctypes.c_int32, (pointer, ticket)),
         "hr_busy_ns": (ticket, (pointer,)),
+        "hr_busy_at": (ticket, (pointer, ticket)),
         "hr_tape_new": (pointer, ()),
         "hr_tape_add": (ctypes.c_int32, (pointer, pointer, pointer, integer)),
         "hr_tape_free": (None, (pointer,)),

@@ -203,6 +203,12 @@ class NativeDevice(TorchDevice):
         """The time during which the team had work."""
         return self.team.busy_seconds
 
+    def mark(self) -> int:
+        return self.team.latest
+
+    def busy_until(self, mark: int) -> float | None:
+        return self.team.busy_until(mark)
+
     def as_one_of_several(self) -> Capabilities:
         """See `interface.WorksInGroups`."""
         return _SEVERAL

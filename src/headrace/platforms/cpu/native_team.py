@@ -26,6 +26,8 @@ _SCRATCH, _SHARED = 64 << 20, 1 << 30
 _SHARED_PART = 16
 """With a limited address space the team shares a sixteenth of what is left: kernels then need more iterations."""
 _SPIN_NS = 50_000
+_UNKNOWN = 2**64 - 1
+"""What `hr_busy_at` returns for a time that it doesn't have."""
 _ERRORS = {
     1: "a kernel needs more scratch memory than the team has",
     2: "a kernel got an index out of range",
@@ -90,6 +92,8 @@ class Team:
         self._native = TeamHandle(library.functions, handle)
         self._kept = self._native.kept
         self._lock = threading.Lock()
+        self.latest = 0
+        """The latest ticket."""
 
     def run_kernel(self, function: int, args: ctypes.Structure, sizes: Sequence[int] = (), keep: Any = None) -> int:
         """Submit one kernel and return its ticket. The arguments are copied; `keep` keeps alive what they point to."""
@@ -119,6 +123,11 @@ class Team:
         """Seconds during which the team had work, since it was made."""
         return float(self.library.functions.hr_busy_ns(self._native.value)) / 1e9
 
+    def busy_until(self, ticket: int) -> float | None:
+        """The same when the ticket's job was done; None if it isn't, or was done some thousand jobs ago."""
+        found = int(self.library.functions.hr_busy_at(self._native.value, ticket))
+        return None if found == _UNKNOWN else found / 1e9
+
     def close(self) -> None:
         """Finish all submitted jobs and end the threads. Calling it twice is harmless."""
         self._native.close()
@@ -134,6 +143,7 @@ class Team:
                 "cpu: the device accepts no work: it was closed, this process was forked, or memory is short"
             )
         with self._lock:
+            self.latest = max(self.latest, int(ticket))
             if what is not None:
                 self._kept.append((ticket, what))
             while len(self._kept) > 1 and self.done(self._kept[0][0]):

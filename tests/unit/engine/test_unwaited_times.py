@@ -1,0 +1,70 @@
+"""The times of rounds that nothing waits for, from a device that knows the time of each launch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine.unwaited_rounds import UnwaitedRounds
+
+
+class Result:
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> npt.NDArray[np.int32]:
+        return np.zeros(1, np.int32)
+
+
+class Times:
+    """Each launch takes a second; what is behind `reached` is not done."""
+
+    def __init__(self) -> None:
+        self.reached = self.launched = 0
+
+    def mark(self) -> int:
+        self.launched += 1
+        return self.launched
+
+    def busy_until(self, mark: int) -> float | None:
+        return float(mark) if mark <= self.reached else None
+
+
+class Rounds(UnwaitedRounds):
+    def leave(self, passes: list[tuple[int, int]]) -> float:
+        marks = [self._point() for _ in range(1 + len(passes))]
+        return self._leave([Result()] * len(passes), passes, marks)
+
+
+def test_the_passes_are_learnt_when_they_are_done() -> None:
+    times = Times()
+    rounds = Rounds("the model", True, times=times)
+    for _ in range(4):
+        rounds.leave([(3, 0), (2, 0)])
+    rounds.learn_times()
+    assert not rounds.cost.known(3)
+    assert rounds.unwaited == 0.0
+    times.reached = 8
+    rounds.learn_times()
+    assert rounds.unwaited == 4.0, "two rounds are done"
+    times.reached = 99
+    rounds.learn_times()
+    rounds.learn_times()
+    assert rounds.unwaited == 8.0, "each is learnt once"
+    assert rounds.cost.seconds(3) == rounds.cost.seconds(2) == 1.0
+    assert rounds.leave([(3, 0), (2, 0)]) == 2.0
+
+
+def test_no_round_is_waited_for_to_be_measured() -> None:
+    rounds = Rounds("the model", True, times=Times())
+    assert not any(rounds._measures([3, 2]) for _ in range(200))
+    without = Rounds("the model", True)
+    assert any(without._measures([3, 2]) for _ in range(200))
+
+
+def test_without_such_a_device_the_time_is_what_was_foretold() -> None:
+    rounds = Rounds("the model", True)
+    for _ in range(3):
+        rounds.cost.observe(3, 0, 0.25)
+    assert rounds.leave([(3, 0)]) == 0.25
+    assert rounds.unwaited == 0.25
