@@ -84,12 +84,12 @@ def test_the_plan_has_the_memory_of_the_narrow_weights(
     method, model = method_of(name, target, tiny_llama, tmp_path)
     stored = plan_engine(quantised(config_of(model, speculate=method, drafts="none")))
     narrow = plan_engine(quantised(config_of(model, speculate=method)))
-    assert (stored.draft_weights, narrow.draft_weights) == ("as stored", "int8")
+    assert (stored.draft_quantization, narrow.draft_quantization) == ("none", "int8")
     reason = "draft_quantization int8: the model's own weights are quantised"
     assert reason in narrow.reasons
     assert reason not in stored.reasons
     assert narrow.draft_bytes < stored.draft_bytes
-    assert plan_engine(config_of(model, speculate=method)).draft_weights == "as stored"
+    assert plan_engine(config_of(model, speculate=method)).draft_quantization == "none"
 
 
 def planned_and_loaded(model: Path, speculate: str, find: Callable[..., Any]) -> dict[str, tuple[int, int]]:

@@ -61,7 +61,7 @@ class LoadSummary:
     itl_ms: dict[str, float]
     e2e_ms: dict[str, float]
     goodput: float
-    """Share of requests that met both targets (TTFT and TPOT); 1 if none are set."""
+    """Share of requests without an error that met the targets given (TTFT and TPOT)."""
     first_error: str | None = None
     accepted_drafts: int = 0
     """Drafts of speculative decoding, from the requests' usage."""

@@ -12,13 +12,13 @@ from headrace.errors import ConfigError, excerpt
 if TYPE_CHECKING:
     from headrace.config import Config
 
-__all__ = ["CHAT_TEMPERATURE", "add_sampling_options", "build_config", "sampling"]
+__all__ = ["CHAT_TEMPERATURE", "add_sampling_options", "build_config", "positive", "sampling"]
 
 CHAT_TEMPERATURE = 0.7
 """Of a chat with a model in this process, if neither the user nor the checkpoint states one."""
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     """A whole number above 0."""
     number = int(text)
     if number < 1:
@@ -32,7 +32,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, temperature: float | N
     add = group.add_argument
     add(
         "--max-tokens",
-        type=_positive,
+        type=positive,
         default=max_tokens,
         metavar="N",
         help=f"tokens of an answer (default: {max_tokens})",

@@ -30,20 +30,21 @@ def diagnose(
     plugins: PluginSet | None = None,
     options: Mapping[str, int | str] | None = None,
     speculate: str | None = None,
+    stages: int = 1,
 ) -> dict[str, Any]:
     """Facts about this machine, as plain data for JSON.
 
     `platform`: the platform to inspect; None: the best one, and the operators of every platform that opens. `options`:
-    options for opening the chosen platform's device. `speculate`: the method that a server would run with. Never raises
-    for a fault of a plugin: the report lists it with a remedy.
+    options for opening the chosen platform's device. `speculate`: the method that a server would run with, in a
+    pipeline of so many `stages`. Never raises for a fault of a plugin: the report lists it with a remedy.
     """
     found = discover() if plugins is None else plugins
     remedies: list[str] = [f"{failure}: repair or uninstall it" for failure in found.failures]
     chosen = _chosen(found, platform, remedies)
     platforms = platform_facts(found, chosen, remedies)
-    methods = speculation_facts(found, speculate, remedies)
+    methods = speculation_facts(found, speculate, remedies, stages)
     operators = all_operator_facts(found, chosen, remedies, options or {}, others=platform is None)
-    add_depths(methods, None if chosen is None else operators.get(chosen.name), speculate)
+    add_depths(methods, None if chosen is None else operators.get(chosen.name), speculate, stages)
     report: dict[str, Any] = {
         "machine": _machine(),
         "versions": {"python": python_platform.python_version()} | {name: _version(name) for name in _PACKAGES},

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.kernels.registry import OPS, OPTIONAL, Binding, binding
+from headrace.kernels.registry import OPS, OPTIONAL, Binding, ByReference, binding
 from headrace.kernels.spec import OpSpec
 from headrace.platforms.interface import CaptureReason, Device, Platform, ProviderVersions, Tagged
 from headrace.plugins import AUTO_SCORE, PlatformProbe, PluginSet
@@ -87,7 +87,7 @@ def operator_facts(
     except Exception as error:
         remedies.append(f"{platform.name}: {_described(error)}")
         return None
-    missing = [name for name, tag in bound.tags.items() if tag == "reference"]
+    missing = [name for name, tag in bound.tags.items() if tag == ByReference.tag]
     if missing:
         reason = bound.reasons[missing[0]]
         remedies.append(f"{platform.name}: by reference, slowly: {', '.join(missing)} ({reason})")

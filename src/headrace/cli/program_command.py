@@ -102,6 +102,7 @@ def _run(args: argparse.Namespace) -> int:
     given = read_arguments(args.arguments)
     rows: list[dict[str, Any]] | None = None
     if args.rows is None:
+        _check_given(program, given)
         program.prepare(program.bind(**given))
     elif args.stream:
         raise ConfigError("--stream shows one run: leave out --rows")
@@ -129,6 +130,17 @@ def _run(args: argparse.Namespace) -> int:
         llm = LLM(path, progress=progress, **engine_options(args))
     with llm:
         return _run_on(args, program, given, rows, _prioritised(args, llm))
+
+
+def _check_given(program: Any, given: dict[str, Any]) -> None:
+    """Raises ConfigError that says how to give what is missing."""
+    if not (names := program.missing(given)):
+        return
+    raise ConfigError(
+        f"program {program.name!r} has no value for {', '.join(map(repr, names))}: "
+        f"add {' '.join(f'{name}=VALUE' for name in names)} behind the file ({names[0]}=@FILE for a file's text), "
+        "or --rows FILE with a JSON object of inputs on each line"
+    )
 
 
 def _prioritised(args: argparse.Namespace, on: Any) -> Any:

@@ -83,7 +83,7 @@ def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterato
         "max_model_len": resolved.max_model_len,
         "max_num_seqs": resolved.max_num_seqs,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
-        "draft_quantization": {"as stored": "none", "": None}.get(plan.draft_weights, plan.draft_weights),
+        "draft_quantization": plan.draft_quantization,
     }
 
 
@@ -92,7 +92,8 @@ def _memory(plan: EnginePlan) -> Iterator[str]:
     yield "memory"
     yield f"  weights   {_size(plan.weight_bytes)} as stored"
     if plan.draft_bytes:
-        yield f"  drafter   {_size(plan.draft_bytes)}, weights {plan.draft_weights}"
+        kind = "as stored" if plan.draft_quantization == "none" else plan.draft_quantization
+        yield f"  drafter   {_size(plan.draft_bytes)}, weights {kind}"
     yield f"  KV cache  {_size(plan.cache_bytes)}: {counted(plan.resolved.num_blocks, 'block')}, {tokens} tokens"
     yield f"  device    {_size(plan.free_bytes)} free of {_size(plan.total_bytes)}"
     needed = plan.weight_bytes + plan.draft_bytes + plan.cache_bytes

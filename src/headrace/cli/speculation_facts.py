@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config import DRAFT, EAGLE3, MTP
+from headrace.config import EAGLE3, MTP
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
-from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, ByReference, Missing
 from headrace.options import make_config
 from headrace.plugins import PluginSet
 from headrace.speculation.loading import BUILT_IN, NEEDS, find_drafter, make
@@ -20,19 +19,20 @@ __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
 _BLOCKS = ("dflash", "dspark")
-_OVERLAPPING = {NgramDrafter.name: DRAFTING, **dict.fromkeys((DRAFT, EAGLE3, MTP, "dflash"), HEAD_DRAFTING)}
-"""The operators with which steps of a method overlap."""
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
 
 
-def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str]) -> list[dict[str, Any]]:
-    """Every method by name. `chosen`: as of `--speculate`; if it cannot be used, the remedies say so. A method of a
-    plugin is made once, to see whether it can be. A model is looked for on this machine, and not fetched."""
+def speculation_facts(
+    found: PluginSet, chosen: str | None, remedies: list[str], stages: int = 1
+) -> list[dict[str, Any]]:
+    """Every method by name. `chosen`: as of `--speculate`, `stages`: as of `--pipeline-parallel-size`; if it cannot be
+    used with these, the remedies say so. A method of a plugin is made once, to see whether it can be. A model is looked
+    for on this machine, and not fetched."""
     own = None if chosen is None else chosen.partition(":")[0]
     offered = _offered(found, remedies)
     facts = [_fact(name, found, name == own, remedies) for name in sorted({*BUILT_IN, *NEEDS, *offered})]
-    fault = None if chosen is None else _fault(chosen, found)
+    fault = None if chosen is None else _fault(chosen, found, stages)
     if fault is not None and fault not in " ".join(remedies):
         remedies.append(fault)
     for fact in facts:
@@ -42,36 +42,32 @@ def speculation_facts(found: PluginSet, chosen: str | None, remedies: list[str])
     return facts
 
 
-def add_depths(facts: list[dict[str, Any]], operators: Mapping[str, Any] | None, chosen: str | None = None) -> None:
+def add_depths(
+    facts: list[dict[str, Any]], operators: Mapping[str, Any] | None, chosen: str | None = None, stages: int = 1
+) -> None:
     """Set `depth` of each method, the steps with drafts that are in flight at once, and `why`. `operators`: facts of
-    the chosen platform. `chosen`: as of `--speculate`."""
-    forms = {} if operators is None else {one["name"]: one["implementation"] for one in operators["optional"]}
+    the chosen platform. `chosen`: as of `--speculate`; `stages`: as of `--pipeline-parallel-size`."""
+    # Late: torch.
+    from headrace.engine.draft_depth import draft_depth
+
+    tags = {} if operators is None else {one["name"]: one["implementation"] for one in operators["optional"]}
     for fact in facts:
-        needed = _OVERLAPPING.get(fact["name"], ())
-        lacks = [spec.name for spec in needed if forms.get(spec.name, Missing.tag) in (ByReference.tag, Missing.tag)]
-        chained = _chained(chosen) if fact.get("chosen") and fact["problem"] is None else None
-        if not needed or chained is not None:
-            because = "" if chained is None else f": {chained}"
-            fact["depth"], fact["why"] = 1, f"drafts are made between two steps{because}"
-        elif lacks:
-            fact["depth"], fact["why"] = 1, f"drafts are made between two steps: the device lacks {', '.join(lacks)}"
-        else:
+        path = _directory(chosen) if fact.get("chosen") and fact["problem"] is None else None
+        found = draft_depth(fact["name"], path, stages, tags)
+        fact["depth"] = found.steps
+        if found.drafts:
             # The others are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
             rest += " and of DFlash2" if fact["name"] == "dflash" and not fact.get("chosen") else ""
-            fact["depth"], fact["why"] = 2, f"the device makes the drafts, without those of predictions{rest}"
+            fact["why"] = f"the device makes the drafts, without those of predictions{rest}"
+        else:
+            fact["why"] = "drafts are made between two steps" + (f": {found.why}" if found.why else "")
 
 
-def _chained(chosen: str | None) -> str | None:
-    """Why the device cannot choose the drafts of the chosen checkpoint, if it is a block drafter on this machine."""
-    method, _, path = (chosen or "").partition(":")
-    if method not in _BLOCKS or not Path(path).is_dir():
-        return None
-    # Late: torch.
-    from headrace.checkpoints.block_drafts import block_draft_settings
-
-    config = block_draft_settings(path, method)
-    return None if config.independent else "a token of a block depends on the one before it"
+def _directory(chosen: str | None) -> str | None:
+    """The checkpoint of `--speculate chosen`, if it is on this machine."""
+    path = (chosen or "").partition(":")[2]
+    return path if path and Path(path).is_dir() else None
 
 
 def _about(chosen: str | None) -> str | None:
@@ -88,10 +84,15 @@ def _about(chosen: str | None) -> str | None:
     return "; ".join(parts) or None
 
 
-def _fault(chosen: str, found: PluginSet) -> str | None:
+def _fault(chosen: str, found: PluginSet, stages: int) -> str | None:
     """Why a server would not start with `--speculate chosen`; None if nothing is known against it."""
+    # Late: torch.
+    from headrace.engine.stages import check_stages
+
     try:
-        model = make_config("", {"speculate": chosen}, flags=True).scheduler.draft_model
+        config = make_config("", {"speculate": chosen, "pipeline_parallel_size": stages}, flags=True)
+        check_stages(config)
+        model = config.scheduler.draft_model
         if chosen == MTP:
             return None
         if model is None:

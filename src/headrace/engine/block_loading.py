@@ -22,7 +22,7 @@ from headrace.engine.ranks.rank_messages import Sizes
 from headrace.engine.runner import Runner
 from headrace.kernels.ops import Ops
 from headrace.models.assemble import Finish
-from headrace.models.block_draft_config import Method, check_block_draft
+from headrace.models.block_draft_config import BLOCK_METHODS, Method, check_block_draft
 from headrace.models.block_draft_weights import BlockDraftWeights
 from headrace.models.block_drafter import BlockDrafter, ContextTap
 from headrace.models.decoder import DecoderWeights
@@ -31,11 +31,9 @@ from headrace.resolution import ModelFacts, Resolved, resolve
 from headrace.speculation.block_choice import BlockChoice
 from headrace.types import KVLayout, LayerKV
 
-__all__ = ["BLOCK_METHODS", "BlockDraft", "find_block_draft"]
+__all__ = ["BlockDraft", "find_block_draft"]
 
 _log = logging.getLogger(__name__)
-BLOCK_METHODS: tuple[Method, ...] = ("dflash", "dspark")
-"""Methods of `--speculate` whose checkpoints draft blocks."""
 _COPIED = ("self_attn.k_proj", "self_attn.v_proj")
 """Matrices of which the text's keys and values have a copy (`BlockLayer.context`)."""
 
@@ -107,6 +105,7 @@ class BlockDraft:
         else:
             found = BlockDraftModel(path, device, runner, self._drafter, BlockChoice(head), sizes, busy_seconds)
         found.warm_up()
+        runner.when_recovered.append(found.renew)
         _log.info(
             "%s drafts %d tokens at a time, by the target's hidden states after layers %s: weights %s, %.1f MB",
             self.checkpoint.path,

@@ -31,8 +31,8 @@ class EnginePlan:
     """As stored in the checkpoint; packed weights may take less or more."""
     draft_bytes: int
     """Of the weights of what drafts beside the model, as they lie in memory."""
-    draft_weights: str
-    """`int8`, `int4` or `as stored`."""
+    draft_quantization: str | None
+    """That option's value as it was chosen: `int8`, `int4` or `none`. None: nothing drafts beside the model."""
     cache_bytes: int
     free_bytes: int
     total_bytes: int
@@ -78,7 +78,7 @@ def plan_engine(config: Config) -> EnginePlan:
         weight_dtype=checkpoint.weight_dtype,
         weight_bytes=checkpoint.total_bytes // alone,
         draft_bytes=0 if drafts is None else drafts.total_bytes,
-        draft_weights="" if drafts is None else drafts.precision.name,
+        draft_quantization=None if drafts is None else drafts.precision.kind or "none",
         cache_bytes=size // alone * resolved.num_blocks * block_bytes,
         free_bytes=free,
         total_bytes=total,

@@ -9,40 +9,34 @@ from typing import Any, Protocol
 
 import torch
 
-from headrace.checkpoints.block_drafts import block_draft_settings
 from headrace.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from headrace.checkpoints.packed.cache import PackedCache, open_cache
 from headrace.checkpoints.packing import Packing
 from headrace.checkpoints.quantizing import quantizing
-from headrace.config import DRAFT, EAGLE3, MTP, Config
+from headrace.config import Config
 from headrace.engine.block_identity import moves_blocks, rank_block_bytes
-from headrace.engine.block_loading import BLOCK_METHODS
+from headrace.engine.draft_depth import by_passes, drafts_of
 from headrace.engine.ranks.rank_messages import Loaded, Opened, RankMessage, Sizes, Start
 from headrace.engine.runner import Runner, RunnerConfig
 from headrace.engine.service import Progress
 from headrace.engine.stage_runner import StageRunner
 from headrace.engine.stages import connect_stages, shard_of
 from headrace.errors import PlatformError
-from headrace.kernels import widen_logits
 from headrace.kernels.ops import Ops
-from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, bind
+from headrace.kernels.registry import bind
 from headrace.models.assemble import Finish
 from headrace.models.decoder import Decoder, DecoderWeights
 from headrace.models.features import Tap
 from headrace.models.sharding import Collectives, Shard, StageLinks, local_config
 from headrace.platforms.interface import Device, PackedForms, Platform, TorchTensors
 from headrace.plugins import discover
-from headrace.speculation.ngram import NgramDrafter
-from headrace.speculation.speculator import MOST_DRAFTS
 from headrace.types import KVLayout, LayerKV
 
 __all__ = [
     "SAVE_TIMEOUT",
     "LoadedRank",
     "TapSource",
-    "describe_drafts",
     "device_options",
-    "drafts_of",
     "load_follower",
     "load_model",
     "load_rank",
@@ -265,44 +259,6 @@ def _to_device(device: Device) -> Callable[[torch.Tensor], torch.Tensor]:
     return move
 
 
-def drafts_of(config: Config, device: Device) -> int:
-    """The most drafts that the device makes for a sequence; 0 if the host makes them or waits for them, or none are
-    made."""
-    method, path = config.scheduler.draft_method, config.scheduler.draft_model or ""
-    by_passes = _by_passes(config)
-    if not by_passes and config.scheduler.speculate != NgramDrafter.name:
-        return 0
-    # In a pipeline a sequence is in one step at a time: its drafts wait for nothing.
-    able = config.parallel.pipeline_parallel_size == 1
-    needed = HEAD_DRAFTING if by_passes else DRAFTING
-    most = _block_drafts(path, method, device) if method in BLOCK_METHODS else MOST_DRAFTS
-    return most if able and all(device.op(spec) is not None for spec in needed) else 0
-
-
-def describe_drafts(config: Config, device: Device) -> list[str]:
-    """A line that says what drafts and how far steps overlap; none without `--speculate`."""
-    method = config.scheduler.draft_method
-    if not method:
-        return []
-    if drafts_of(config, device):
-        return [
-            f"drafts by {method}, depth 2: the device makes them, so a step is launched while the one before it runs"
-        ]
-    return [f"drafts by {method}, depth 1: they are made between two steps (`headrace doctor` says why)"]
-
-
-def _by_passes(config: Config) -> bool:
-    return config.scheduler.draft_method in (DRAFT, EAGLE3, MTP, *BLOCK_METHODS)
-
-
-def _block_drafts(path: str, method: str, device: Device) -> int:
-    """The drafts of a block, if the device can draw them."""
-    draft = block_draft_settings(path, method)
-    # The reference serves where torch's tensors are the device's.
-    widens = device.extension(TorchTensors) is not None or device.op(widen_logits.SPEC) is not None
-    return draft.drafts if draft.independent and (draft.draft_vocab is None or widens) else 0
-
-
 def _runner_config(config: Config, checkpoint: Checkpoint, shard: Shard, sizes: Sizes, drafts: int) -> RunnerConfig:
     facts = checkpoint.facts(shard)
     return RunnerConfig(
@@ -313,5 +269,5 @@ def _runner_config(config: Config, checkpoint: Checkpoint, shard: Shard, sizes: 
         max_model_len=sizes.max_model_len,
         vocab_size=facts.vocab_size,
         drafts=drafts,
-        head_drafts=drafts > 0 and _by_passes(config),
+        head_drafts=drafts > 0 and by_passes(config),
     )

@@ -114,6 +114,10 @@ class Program(Runnable):
             raise ProgramError(f"program {self.name!r}: {error}") from None
         return dict(found)
 
+    def missing(self, given: Mapping[str, Any]) -> list[str]:
+        self.bind_some(given)
+        return [one.name for one in self._parameters if one.default is one.empty and one.name not in given]
+
     def split(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments as (those known when compiling, inputs of the plan)."""
         static = {name: value for name, value in given.items() if self._is_static(name)}

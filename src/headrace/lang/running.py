@@ -101,6 +101,10 @@ class Runnable:
         """Arguments by name. Raises ProgramError."""
         raise NotImplementedError
 
+    def missing(self, given: Mapping[str, Any]) -> list[str]:
+        """Names of the inputs that have no default and are not given. Raises ProgramError for one that is unknown."""
+        raise NotImplementedError
+
     def prepare(self, given: Mapping[str, Any]) -> tuple[Compiled, dict[str, Any]]:
         """The plan, and the inputs among the arguments. Raises ProgramError."""
         raise NotImplementedError
@@ -215,6 +219,10 @@ class LoadedPlan(Runnable):
             raise ProgramError(f"plan {self.name!r} has {len(self.plan.inputs)} inputs, got {len(args)}")
         return {param.name: value for param, value in zip(self.plan.inputs, args, strict=False)} | kwargs
 
+    def missing(self, given: Mapping[str, Any]) -> list[str]:
+        _check_names(self.plan, given)
+        return [param.name for param in self.plan.inputs if param.required and param.name not in given]
+
     def prepare(self, given: Mapping[str, Any]) -> tuple[Compiled, dict[str, Any]]:
         return Compiled(self.plan, {}, {}), dict(given)
 
@@ -226,12 +234,7 @@ def load_plan(document: bytes | str) -> LoadedPlan:
 
 def read_inputs(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     """A value for every input. Raises ProgramError."""
-    known = {param.name for param in plan.inputs}
-    for name in given:
-        if name not in known:
-            raise ProgramError(
-                f"there is no input {name!r}; there are: {', '.join(sorted(known)) or 'none'}", plan.name
-            )
+    _check_names(plan, given)
     found: dict[str, Any] = {}
     for param in plan.inputs:
         if param.name not in given:
@@ -253,6 +256,15 @@ def read_inputs(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ProgramError(f"input {param.name!r} takes {param.type}, got {excerpt(value, 60)}", plan.name)
         found[param.name] = value
     return found
+
+
+def _check_names(plan: Plan, given: Mapping[str, Any]) -> None:
+    known = {param.name for param in plan.inputs}
+    for name in given:
+        if name not in known:
+            raise ProgramError(
+                f"there is no input {name!r}; there are: {', '.join(sorted(known)) or 'none'}", plan.name
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,25 @@ every position of the text, and to a block of rows: the last token (the *anchor*
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from headrace.errors import ConfigError
 from headrace.models.config import DecoderConfig
 from headrace.types import LayerKV
 
-__all__ = ["BlockConvolution", "BlockDraftConfig", "Candidates", "Markov", "Method", "check_block_draft"]
+__all__ = [
+    "BLOCK_METHODS",
+    "BlockConvolution",
+    "BlockDraftConfig",
+    "Candidates",
+    "Markov",
+    "Method",
+    "check_block_draft",
+]
 
 Method = Literal["dflash", "dspark"]
+BLOCK_METHODS: tuple[Method, ...] = get_args(Method)
+"""Methods of `--speculate` whose checkpoints draft blocks."""
 _CHOICES = 128
 """More likely tokens than this are not looked at: a lower one is hardly ever drawn."""
 

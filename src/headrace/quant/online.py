@@ -12,11 +12,11 @@ from headrace.errors import UnsupportedModel
 from headrace.kernels.weight import Weight
 from headrace.quant.bits import pack_nibbles
 from headrace.quant.containers import int4_weight, int8_weight
+from headrace.quant.quantized_size import INT4_GROUP, quantized_bytes
 
 __all__ = ["FLOAT_SCHEMES", "FloatMatrix", "bytes_saved", "check_quantizable", "quantize_weight"]
 
 FLOAT_SCHEMES = frozenset({"float32", "bfloat16", "float16"})
-_GROUP = 32
 _PIECE = 1 << 20
 """Values quantized at a time: they and their results stay in the processor's cache."""
 
@@ -56,8 +56,7 @@ def bytes_saved(matrices: Iterable[FloatMatrix], kind: str) -> int:
     """By how many bytes what `quantize_weight` makes of matrices is smaller than they are."""
     saved = 0
     for _, rows, columns, size in matrices:
-        own = columns + 4 if kind == "int8" else columns // 2 + 4 * columns // _GROUP
-        saved += rows * (columns * size - own)
+        saved += rows * columns * size - quantized_bytes(rows, columns, kind)
     return saved
 
 
@@ -67,9 +66,9 @@ def check_quantizable(name: str, scheme: str, columns: int, kind: str) -> None:
         raise UnsupportedModel(
             f"{name or 'a weight'} is stored as {scheme}: leave --quantize out (of what drafts: --draft-quantization)"
         )
-    if kind == "int4" and columns % _GROUP:
+    if kind == "int4" and columns % INT4_GROUP:
         raise UnsupportedModel(
-            f"{name} has rows of {columns} values, not a multiple of {_GROUP}: choose --quantize int8 "
+            f"{name} has rows of {columns} values, not a multiple of {INT4_GROUP}: choose --quantize int8 "
             "(of what drafts: --draft-quantization int8)"
         )
 
@@ -82,7 +81,7 @@ def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _int4(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = matrix.shape
-    groups = matrix.view(rows, columns // _GROUP, _GROUP)
+    groups = matrix.view(rows, columns // INT4_GROUP, INT4_GROUP)
     scales = groups.abs().amax(-1) / 7
     codes = (groups / _nonzero(scales).unsqueeze(-1)).round() + 8
     return pack_nibbles(codes.to(torch.uint8).view(rows, columns)), scales

@@ -134,6 +134,11 @@ def _request(
 ) -> GenerateRequest:
     wanted, size = ("max_tokens", body.max_tokens), ("prompt", len(prompt))
     least = 0 if body.echo else 1
+    if body.max_tokens == 0 and not body.echo:
+        message = (
+            "`max_tokens` is 0, which needs `echo`: set `echo` to get the prompt alone, or ask for a token at least"
+        )
+        raise InvalidRequest(message, "max_tokens", "invalid_value")
     room = output_room(wanted, DEFAULT_MAX_TOKENS, size, info, least)
     scored = body.prompt_logprobs
     if body.echo and body.logprobs is not None:

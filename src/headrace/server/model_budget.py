@@ -14,6 +14,7 @@ import psutil
 
 from headrace.config import Config
 from headrace.errors import ConfigError
+from headrace.quant.quantized_size import bytes_of_value
 from headrace.server.drafter_budget import drafter_bytes
 from headrace.server.model_files import ModelFiles, read_files
 from headrace.server.model_plan import ModelPlan
@@ -29,8 +30,6 @@ KV_SHARE = 0.8
 _FOR_CACHES = 0.25
 _WIDENED = 4.0
 """Of quantised weights in float32."""
-_BYTES = {"int8": 1.0, "int4": 0.5625}
-"""Bytes of a weight that is quantised on load; int4 has scales."""
 
 
 def default_memory() -> int:
@@ -52,7 +51,7 @@ def _growth(config: Config, files: ModelFiles) -> float:
     if stored is None:  # Quantised already, or unknown: kept as it is, unless exact arithmetic is asked for.
         return _WIDENED if config.model.dtype == "float32" else 1.0
     if config.model.quantize is not None:
-        return _BYTES[config.model.quantize] / stored
+        return bytes_of_value(config.model.quantize) / stored
     return {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}.get(config.model.dtype, stored) / stored
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from headrace.checkpoints.checkpoint import open_checkpoint
 from headrace.cli.speculation_facts import add_depths
-from headrace.engine.rank_loading import drafts_of
+from headrace.engine.draft_depth import drafts_of
 from headrace.errors import PlatformError
 from headrace.kernels import random
 from headrace.kernels.attention.reference import attention

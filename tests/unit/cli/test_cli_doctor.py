@@ -101,6 +101,25 @@ def test_missing_native_kernels_are_reported_with_their_cost(monkeypatch: pytest
     assert any("install a compiler" in line for line in lines[lines.index("remedies") :])
 
 
+def test_a_terminal_gets_lines_of_its_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = diagnose("sim")
+    report["remedies"].append("repair it: " + "one of many words " * 20)
+    report["native"]["problem"] = "/a" * 100
+    monkeypatch.setattr(diagnosis, "diagnose", lambda *_, **__: report)
+    assert main(["doctor"]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert max(map(len, whole)) > 300
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["doctor"]) == 0
+    cut = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in cut if len(line) > 100] == ["/a" * 100]
+    assert " ".join(" ".join(whole).split()) == " ".join(" ".join(cut).split())
+    assert all(line in whole or line.startswith(" " * 14) or len(line) > 80 for line in cut)
+
+
 def test_little_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "host_memory", lambda: (1 << 20, 1 << 30))
     assert any("less than 1 GiB" in remedy for remedy in diagnose("sim")["remedies"])

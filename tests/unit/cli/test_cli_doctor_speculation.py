@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from headrace.cli.main import main
 from headrace.cli.speculation_facts import add_depths, speculation_facts, speculation_lines
+from headrace.kernels.registry import OPTIONAL
 from headrace.plugins import GROUP, PluginSet, discover
 from headrace.speculation.loading import BUILT_IN, NEEDS
 from headrace.speculation.ngram import NgramDrafter
@@ -156,3 +157,30 @@ def test_the_depth_of_a_block_drafter_follows_from_its_checkpoint(
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["doctor", "--platform", "cpu", "--speculate", f"dflash:{tmp_path}"]) == 0
     assert depth in capsys.readouterr().out
+
+
+def test_a_device_without_the_operator_of_a_reduced_vocabulary(tmp_path: Path) -> None:
+    """What draws a block over all tokens; the engine asks for it too."""
+    layers = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    own = {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1], "draft_vocab_size": 9}
+    config = {"transformer_layer_config": {**layers, "vocab_size": 99}, "block_size": 4, "mask_token_id": 3, **own}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for missing, depth, why in (
+        ("shift", 1, "drafts are made between two steps: the device lacks shift"),
+        ("widen_logits", 1, "drafts are made between two steps: the device lacks widen_logits"),
+        ("", 2, "the device makes the drafts, without those of predictions"),
+    ):
+        forms = {spec.name: "own" if spec.name != missing else "missing" for spec in OPTIONAL}
+        optional = [{"name": name, "implementation": form} for name, form in forms.items()]
+        facts = [{"name": "dflash", "chosen": True, "problem": None}]
+        add_depths(facts, {"optional": optional}, f"dflash:{tmp_path}")
+        assert (facts[0]["depth"], facts[0]["why"]) == (depth, why)
+
+
+def test_a_pipeline_leaves_drafts_to_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["doctor", "--platform", "cpu", "--pipeline-parallel-size", "2", "--speculate"]
+    assert main([*given, "ngram"]) == 0
+    why = "drafts are made between two steps: a sequence is in one step of a pipeline at a time"
+    assert f" *ngram       built in: needs nothing else; depth 1 ({why})" in capsys.readouterr().out
+    assert main([*given, "mtp"]) == 1
+    assert "what mtp drafts with reads a model that is whole on one rank" in capsys.readouterr().out

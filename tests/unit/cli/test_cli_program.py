@@ -121,8 +121,11 @@ def test_rows_give_a_line_each(file: str, fake: FakeServer, tmp_path: Path, caps
     [
         (["run", "FILE", "country"], "give an argument as NAME=VALUE"),
         (["run", "FILE", "country=@/nowhere"], "/nowhere: No such file"),
-        (["run", "FILE"], "missing a required argument: 'country'"),
+        (["run", "FILE"], "no value for 'country': add country=VALUE behind the file"),
+        (["run", "FILE"], "or --rows FILE with a JSON object of inputs on each line"),
+        (["run", "NEEDS"], "program 'needs' has no value for 'a', 'c': add a=VALUE c=VALUE behind the file"),
         (["run", "FILE", "contry=Italy"], "it has no input 'contry'; its inputs: country"),
+        (["run", "NEEDS", "a=1", "c=1", "d=1"], "needs: there is no input 'd'; there are: a, b, c"),
         (["run", "FILE", "--rows", "/nowhere"], "/nowhere: No such file"),
         (["run", "/nowhere.py"], "/nowhere.py: no such file"),
         (["run", "/nowhere.json"], "/nowhere.json: No such file"),
@@ -144,7 +147,9 @@ def test_errors_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = hl.encode_plan(hl.program(name="a")(lambda s: s.text("a")).compile()).decode()
+    needs = hl.encode_plan(hl.program(name="needs")(lambda s, a, c, b=1: s.text(a, c, b)).compile()).decode()
     texts = {"BROKEN": ("b.py", "1 / 0"), "EMPTY": ("e.py", ""), "TEXT": ("t.json", "hello"), "PLAN": ("p.json", plan)}
+    texts["NEEDS"] = ("needs.json", needs)
     for name, content in texts.values():
         (tmp_path / name).write_text(content)
     files = {"FILE": file} | {key: str(tmp_path / name) for key, (name, _) in texts.items()}

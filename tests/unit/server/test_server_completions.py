@@ -200,6 +200,13 @@ def test_logprobs_by_token_take_the_place_of_the_most_likely():
     assert echoed[-1] == found[-1]
 
 
+def test_no_token_is_asked_for_with_echo_alone() -> None:
+    for echo in ({}, {"echo": False}):
+        error = fault(complete(max_tokens=0, **echo), 400)
+        assert error["param"] == "max_tokens"
+        assert "`echo`" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
