@@ -22,10 +22,10 @@ from headrace.engine.draft_depth import describe_drafts, drafts_of
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.draft_weights import check_host_drafter
 from headrace.engine.drafting import Drafting
+from headrace.engine.first_steps import first_plans
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
-from headrace.engine.plans import dummy_plan
 from headrace.engine.profiling import StepProfiler
 from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
@@ -173,8 +173,8 @@ def build_on(
     stages = config.parallel.pipeline_parallel_size
     runner = PipelineRunner(own.runner, followers) if stages > 1 else followers.runner(own.runner)
     progress("first step", 0.0)
-    # This step compiles and binds everything that is made on first use. Block 0 is never allocated.
-    runner.launch(dummy_plan()).result()
+    for plan in first_plans(own.runner.config, device.capabilities().static_shapes):
+        runner.launch(plan).result()
     own.save_packed()
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
