@@ -10,7 +10,13 @@ from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
 from headrace.platforms.cpu.native_blocks import MovedBlocksArgs
-from headrace.platforms.cpu.native_features import BlockConvArgs, FeatureArgs, TakeRowsArgs, WidenLogitsArgs
+from headrace.platforms.cpu.native_features import (
+    BlockConvArgs,
+    CorrectLogitsArgs,
+    FeatureArgs,
+    TakeRowsArgs,
+    WidenLogitsArgs,
+)
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import ExpertsArgs, MoEArgs
@@ -60,13 +66,14 @@ TWINS: Twins = {
 
 DRAFTER_KERNELS = (
     "ngram", "place", "accept", "read_drafts", "shift", "store_features", "load_features", "take_rows", "widen_logits",
-    "block_conv",
+    "correct_logits", "block_conv",
 )  # fmt: skip
 """Kernels that only drafters call."""
 DRAFTER_TWINS: Twins = {
     "hr_feature_args": FeatureArgs,
     "take_rows_args": TakeRowsArgs,
     "widen_logits_args": WidenLogitsArgs,
+    "correct_logits_args": CorrectLogitsArgs,
     "block_conv_args": BlockConvArgs,
     "ngram_args": args.NgramArgs,
     "place_args": args.PlaceArgs,
