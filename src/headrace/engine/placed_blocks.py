@@ -73,7 +73,7 @@ class _Launched(NamedTuple):
     """int32 [drafts of all its blocks]"""
 
 
-class _Side(NamedTuple):
+class _ChainTokens(NamedTuple):
     """A `Pending` of the tokens of a chain: of each place, those of all blocks."""
 
     places: Sequence[Pending]
@@ -221,7 +221,7 @@ class PlacedBlocks(BlockRounds):
             chain = inputs.chain._replace(tensors={**inputs.chain.tensors, "guesses": logits})
             outputs = self._run("chain", chain)
             places = range(0 if read else self.drafts - 1, self.drafts)
-            drawn = _Side([get(outputs[f"tokens {at}"]) for at in places])
+            drawn = _ChainTokens([get(outputs[f"tokens {at}"]) for at in places])
         return _Launched(inputs.tokens, inputs.context, drawn)
 
     def _run(self, part: str, inputs: _Inputs) -> Mapping[str, Tensor]:
