@@ -10,6 +10,7 @@ import pytest
 from headrace.conformance.seeded_drafts import PlacedDrafts, SeededDrafts
 from headrace.engine import startup
 from headrace.engine.stats import SpeculationTotals
+from headrace.types import StepPlan
 
 Source = TypeVar("Source")
 
@@ -24,7 +25,7 @@ class ByRequest(dict[str, list[int]]):
 class _Unlearnt:
     """The members that the engine's loop uses."""
 
-    def settle(self, step: int, emitted: int, seconds: float) -> None:
+    def settle(self, plan: StepPlan, emitted: int, seconds: float) -> None:
         pass
 
     def waited(self, seconds: float) -> None:

@@ -10,10 +10,13 @@ import pytest
 from draft_engine import save_draft, speculate_always
 from engine_harness import config_of
 from fake_machines import VENDORS
+from fake_xla import FakeXla
 from test_draft_heads import save_target
-from test_head_platforms import _tpu, answers
+from test_head_platforms import _tpu, answers, drafted, fail_a_step, requests, serve
 
 from headrace.engine.draft_depth import drafts_of
+from headrace.engine.head_passes import HeadPasses
+from headrace.errors import PlatformError
 from headrace.platforms.cpu.device import CpuDevice
 
 
@@ -50,3 +53,34 @@ def test_answers_are_those_without_drafts(device: Any, target: Path, monkeypatch
     (totals,) = engine.core.stats().speculation.methods
     assert totals.method == "draft"
     assert sum(totals.drafted) > 10
+
+
+def test_a_drafter_whose_cache_was_lost_with_the_targets_drafts_again(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answers, and how many of its drafts are right, are those from before."""
+    speculate_always(monkeypatch, 2)
+    xla, following, broken = FakeXla(), HeadPasses.following, [False]
+
+    def failing(passes: HeadPasses, step: Any, depth: int) -> Any:
+        if broken[0]:
+            raise PlatformError("its buffers were given away")
+        return following(passes, step, depth)
+
+    monkeypatch.setattr(HeadPasses, "following", failing)
+    device = _tpu(tmp_path, "float32", xla)
+    (wanted, _), engine = answers(device, target, f"draft:{target / 'small'}")
+    assert engine.draft is not None
+    model, whole = engine.draft.model, drafted(engine)
+    broken[0] = True
+    assert serve(engine, requests()) == wanted
+    broken[0], before = False, drafted(engine)
+    assert before - whole < 10
+    lost = model._passes._kv
+    fail_a_step(engine, xla)
+    assert model._passes._kv is not lost
+    assert serve(engine, requests()) == wanted
+    assert drafted(engine) > before + 10
+    assert (model.failures, model._sequences) == (1, {})
+    assert caplog.text.count("drafts again") == 1
+    device.close()

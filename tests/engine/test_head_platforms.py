@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target_with_heads(tmp_path_factory.mktemp("target"), "mimo")
 
 
-def _tpu(root: Path, dtype: str) -> Any:
+def _tpu(root: Path, dtype: str, xla: FakeXla | None = None) -> Any:
     folder = torch_folder(root, "2.9.1")
     (folder.parent / "torch_xla").mkdir(exist_ok=True)
     (folder.parent / "torch_xla" / "version.py").write_text("__version__ = '2.9.0'\n")
@@ -38,7 +38,9 @@ def _tpu(root: Path, dtype: str) -> Any:
         "sys/bus/pci/devices/0000:00:04.0/device": "0x0063",
         "dev/vfio/0": "",
     }
-    return TpuPlatform(machine(root, files, folder), FakeXla().runtime).open(0, {"kernels": "xla", "dtype": dtype})
+    return TpuPlatform(machine(root, files, folder), (xla or FakeXla()).runtime).open(
+        0, {"kernels": "xla", "dtype": dtype}
+    )
 
 
 @pytest.fixture(params=["reference", "static", "static in bfloat16", "captured"])
@@ -90,6 +92,19 @@ def answers(device: Any, target: Path, speculate: str | None) -> tuple[list[dict
     found = [serve(engine, requests()), serve(engine, requests())]
     engine.grammars.close()
     return found, engine
+
+
+def fail_a_step(engine: Engine, xla: FakeXla) -> None:
+    """A step of the target fails, and with it all buffers are lost that it and the drafter's passes take."""
+    xla.failure = RuntimeError("INTERNAL: the program failed")
+    engine.core.add([Request("victim", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=2))])
+    deltas = [delta for _ in range(4) if engine.core.has_work() for delta in engine.core.step()]
+    assert [delta.error is not None for delta in deltas] == [True]
+    assert not engine.core.has_work()
+
+
+def drafted(engine: Engine) -> int:
+    return sum(sum(method.drafted) for method in engine.core.stats().speculation.methods)
 
 
 @pytest.mark.parametrize("method", METHODS)

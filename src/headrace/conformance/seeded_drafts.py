@@ -45,6 +45,9 @@ class SeededDrafts:
         self._steps[step] = [len(drafts) for drafts in found]
         return found
 
+    def rest(self) -> int:
+        return self._random.randint(0, 3)
+
     def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
         assert self._steps.pop(step, []) == list(made)
         for drafted, right in zip(made, accepted, strict=True):
@@ -95,6 +98,9 @@ class PlacedDrafts:
             if not drafts:
                 self._held[row.sequence] = self._random.random() < self._eager
         return found
+
+    def rest(self) -> int:
+        return self._random.randint(0, 3)
 
     def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
         for drafted, right in zip(made, accepted, strict=True):

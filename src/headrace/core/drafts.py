@@ -70,8 +70,12 @@ class DraftSource(Protocol):
         last token."""
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
-        """Drafts for the rows of a step; called once for every step while there are sequences with drafts. Of drafts
-        that the device makes only the number counts."""
+        """Drafts for the rows of a step; called once for every step while there are sequences with drafts, except for
+        those of `rest`. Of drafts that the device makes only the number counts."""
+
+    def rest(self) -> int:
+        """For how many steps nothing here need be called while no sequence is held, asked after `draft`, and after the
+        first tokens of a sequence, which are told at once. What else comes meanwhile is told afterwards."""
 
     def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
         """By row, how many drafts were accepted (None if the row is void), and how many there were: the device may find

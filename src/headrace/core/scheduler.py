@@ -67,7 +67,7 @@ class Scheduler:
         ahead = self._successors, self._verification
         kept = self._open, self._fetches
         self._ends = SequenceEnds(self._clock, self._requests, self._waiting, parts, kept, ahead)
-        self._results = StepResults(self._clock, self._running, self._cache, *ahead, self._ends)
+        self._results = StepResults(self._clock, self._running, self._cache, self._successors, self._ends)
         self._preemptions = 0
         self._outbox: list[Delta] = []
         self.broken = self._ends.broken
@@ -174,7 +174,7 @@ class Scheduler:
             seq = one.seq
             # The tokens that a grammar forces at its start; all others are appended by commits.
             if seq.epoch == one.epoch and one.position == len(seq.tokens) == seq.prompt_len:
-                self._results.follow(seq, [])
+                self._results.follow(seq)
         complete(plan)
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Delta]:

@@ -66,6 +66,8 @@ class Sequence:
     """Tokens that the grammar forces are appended without sampling them."""
     drafted: bool = False
     """Its next tokens may be guessed and verified."""
+    told: int = 0
+    """The number of tokens that the source of drafts knows, with the prompt."""
     placed: bool = False
     """The device makes its drafts and places them behind its last token, which no step has to wait for."""
     held: bool = False
@@ -152,6 +154,7 @@ class Sequence:
             # A bias or a list of tokens may exclude the forced ones: then each token is sampled under the mask.
             forces=matcher is not None and not params.logit_bias and not banned and params.allowed_token_ids is None,
             emitted=length,
+            told=length,
         )
 
     @property

@@ -13,7 +13,6 @@ from headrace.core.sequence_ends import SequenceEnds
 from headrace.core.step_clock import StepClock
 from headrace.core.step_record import StepRecord
 from headrace.core.successors import Successors
-from headrace.core.verification import Verification
 from headrace.types import NO_TOKEN, NOT_FINITE, Delta, StepPlan, StepResult
 
 __all__ = ["StepResults"]
@@ -28,11 +27,10 @@ class StepResults:
         running: RunningSequences,
         cache: KVCache,
         successors: Successors,
-        verification: Verification | None,
         ends: SequenceEnds,
     ) -> None:
         self._clock, self._running, self._cache = clock, running, cache
-        self._successors, self._verification, self._ends = successors, verification, ends
+        self._successors, self._ends = successors, ends
 
     def take(self, plan: StepPlan, result: StepResult) -> list[Delta]:
         """The deltas of a step that has been retired; sequences that have ended are released."""
@@ -47,13 +45,10 @@ class StepResults:
                     deltas.append(self._ends.fault(chunk.seq, error))
         return deltas
 
-    def follow(self, seq: Sequence, tokens: list[int]) -> None:
+    def follow(self, seq: Sequence) -> None:
         """Append what the grammar of a sequence forces after its new tokens; a running sequence computes that next."""
-        followed = append_forced(seq)
-        if followed and seq.slot >= 0:
+        if append_forced(seq) and seq.slot >= 0:
             self._running.prefill_known(seq)
-        if self._verification is not None and (tokens or followed):
-            self._verification.extend(seq, tokens + followed, now=not tokens)
 
     def _take_decodes(self, plan: StepPlan, tokens: list[int], result: StepResult) -> list[Delta]:
         launched: StepRecord = plan.tag
@@ -83,8 +78,8 @@ class StepResults:
         seq.filled = index
         if index == len(seq.tokens):
             append(seq, token)
-            if seq.drafted or seq.forces:
-                self.follow(seq, [token])
+            if seq.forces:
+                self.follow(seq)
         if seq.emitted > index:
             return None
         delta = emit(seq, index, row, result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.core.admission import CoreConfig
 from headrace.core.block_pool import blocks_for
 from headrace.core.constraints import Constraints
@@ -26,6 +28,9 @@ class Verification:
     it is not known how many drafts of this one are right. The plan has upper bounds of its positions, which a commit
     lowers by the number of drafts that were wrong; its blocks suffice for the bounds. What wrong drafts have written is
     overwritten before it is read, because the next step begins behind the last right token.
+
+    While no sequence is held, the source says for how many steps it need not be asked. Nothing is done for it then:
+    with many sequences that do not draft, this work would come in every step, on cores that a device may compute with.
     """
 
     def __init__(
@@ -35,13 +40,15 @@ class Verification:
         self._running, self._slots, self._cache = running, slots, cache
         self._drafted = 0
         """Sequences that may have drafts."""
-        self._new: dict[str, tuple[Sequence, list[int]]] = {}
-        """By id of a sequence: the tokens that a commit has brought, as far as the source does not have them."""
+        self._rest = 0
+        """Steps for which the source need not be asked."""
 
     def begin(self, seq: Sequence) -> None:
         """Take up a new sequence."""
         if seq.request.max_drafts != 0:
             seq.drafted = self._source.begin(seq.request)
+            if not self._drafted or seq.request.predicted:
+                self._rest = 0
             self._drafted += seq.drafted
             # Masks of a grammar and bans up to a position need positions that the host knows.
             free = seq.matcher is None and (seq.constraints is None or not seq.params.min_tokens)
@@ -49,31 +56,31 @@ class Verification:
 
     def end(self, seq: Sequence, keep: bool) -> None:
         if seq.drafted:
-            self._tell()
+            self._tell([seq])
             self._source.end(seq.id, keep)
             self._drafted -= 1
 
-    def extend(self, seq: Sequence, tokens: list[int], now: bool) -> None:
-        """Tell the source new tokens of a sequence: now, or with all others of the commit that goes on."""
-        if seq.drafted:
-            self._new.setdefault(seq.id, (seq, []))[1].extend(tokens)
-            if now:
-                self._tell()
-
-    def _tell(self) -> None:
-        """If drafts have become worth it, the next step of a sequence verifies some."""
-        for seq, tokens in self._new.values():
-            computed = int(self._slots.computed[seq.slot]) if seq.slot >= 0 else 0
-            self._source.extend(seq.id, tokens, max(0, computed - len(seq.tokens) + 1))
-            if seq.slot >= 0 and seq.ending is None and self._source.held(seq.id):
+    def _tell(self, seqs: Iterable[Sequence]) -> None:
+        """Tell the source new tokens. If drafts have become worth it, the next step of a sequence verifies some."""
+        for seq in seqs:
+            if not seq.drafted or seq.told == len(seq.tokens):
+                continue
+            running = seq.slot >= 0
+            ahead = int(self._slots.computed[seq.slot]) - len(seq.tokens) + 1 if running else 0
+            tokens, seq.told = seq.tokens[seq.told :], len(seq.tokens)
+            self._source.extend(seq.id, tokens, max(0, ahead))
+            if running and seq.ending is None and self._source.held(seq.id):
                 self._running.hold(seq)
-        self._new.clear()
 
     def plan(self, step: int, decodes: Decodes, held: list[Sequence], chunks: list[PrefillChunk]) -> None:
         """Add the sequences that are held to a step, each with the drafts that it verifies, within what is left of the
         budget."""
         if not self._drafted:
             return
+        if self._rest > 0:
+            self._rest -= 1
+            return
+        self._tell(held)
         size = _size(decodes, held, chunks)
         share = (self._config.max_num_batched_tokens - size.tokens) // max(len(held), 1)
         rows = [self._row(seq, share) for seq in held]
@@ -89,10 +96,19 @@ class Verification:
             self._cache.publish(seq, end, step)
             if not drafts and not self._source.held(seq.id):
                 self._running.unhold(seq)
+        if not any(seq.held for seq in self._running.all()):
+            self._rest = self._source.rest()
 
     def commit(self, step: int, chunks: list[PrefillChunk]) -> None:
         """Report what was accepted in a step, and continue after the accepted tokens."""
-        self._tell()
+        ours = [chunk for chunk in chunks if chunk.verifies]
+        if self._rest > 0 and not ours:
+            new = [chunk.seq for chunk in chunks if chunk.seq.told == chunk.seq.prompt_len]
+            if new:
+                self._tell(new)
+                self._rest = min(self._rest, self._source.rest())
+            return
+        self._tell(self._running.all())
         for chunk in chunks:
             seq = chunk.seq
             if chunk.accepted is None or seq.slot < 0:
@@ -103,7 +119,6 @@ class Verification:
                 seq.wrong += chunk.planned - chunk.accepted
             elif chunk.drafts:
                 self._slots.computed[seq.slot] = chunk.end + chunk.accepted
-        ours = [chunk for chunk in chunks if chunk.verifies]
         self._source.verified(step, [chunk.accepted for chunk in ours], [len(chunk.drafts) for chunk in ours])
 
     def _placed(self, seq: Sequence, drafts: int) -> PrefillChunk:

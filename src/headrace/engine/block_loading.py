@@ -109,6 +109,7 @@ class BlockDraft:
         else:
             found = BlockDraftModel(path, device, runner, self._drafter, BlockChoice(head), sizes, busy_seconds)
         found.warm_up()
+        runner.when_recovered.append(found.renew)
         _log.info(
             "%s drafts %d tokens at a time, by the target's hidden states after layers %s: weights %s, %.1f MB",
             self.checkpoint.path,

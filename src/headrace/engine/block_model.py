@@ -40,8 +40,12 @@ class BlockDraftModel(BlockRounds):
         self._cache, self._choice = cache, choice
         self._limits: dict[str, tuple[dict[int, float], frozenset[int] | None]] = {}
         """Of each sequence: its biases, and the tokens that are allowed."""
-        self._history = device.put(np.zeros((1, 1), np.int32))
+        self._begin_anew()
         self._pass = device.compile(self._step, self._bucket)
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._history = self._device.put(np.zeros((1, 1), np.int32))
 
     def warm_up(self) -> None:
         """Make what is made on first use, and measure. Raises what the device raises."""

@@ -54,7 +54,7 @@ class BlockSizes:
 
 class BlockRounds(UnwaitedRounds):
     """The base of a `speculation.model_speculator.DraftingModel` that guesses blocks. If a round fails, the error is
-    logged once and no more drafts are made; a lost device is raised."""
+    logged and no more drafts are made, unless `renew` is called; a lost device is raised."""
 
     overhead = 0.0
 
@@ -97,7 +97,7 @@ class BlockRounds(UnwaitedRounds):
         self._sequences[row.sequence].place(row)
 
     def room(self, sequence: str) -> int:
-        if self.failures:
+        if self.ended:
             return 0
         left = self._sizes.max_model_len - len(self._sequences[sequence].tokens)
         return max(0, min(left, self._drafter.config.drafts))

@@ -287,7 +287,7 @@ class EngineCore:
         deltas += committed
         self.profiler.passed()
         if self._drafting is not None:
-            self._drafting.settle(plan.step, sum(len(delta.token_ids) for delta in committed), worked)
+            self._drafting.settle(plan, sum(len(delta.token_ids) for delta in committed), worked)
         self._complete(deltas)
         if self._scheduler.broken:
             self._explain(deltas)

@@ -86,6 +86,7 @@ class DraftCheckpoint:
             sharing=target.prefix_caching,
         )
         drafter.warm_up()
+        runner.when_recovered.append(drafter.renew)
         if cache is not None:
             cache.save(model.weights)
         _log.info(

@@ -12,7 +12,7 @@ from headrace.speculation.model_speculator import ModelSpeculator
 from headrace.speculation.policy import StepShape
 from headrace.speculation.speculator import DraftRow as SpeculatorRow
 from headrace.speculation.speculator import Drafts, Speculator
-from headrace.types import Request
+from headrace.types import Request, StepPlan
 
 __all__ = ["Drafting", "RoundModel"]
 
@@ -84,6 +84,10 @@ class Drafting:
         self._steps: dict[int, _Drafted] = {}
         self._drafting = 0.0
         """Seconds that the model has taken for the drafts of the latest step."""
+        self._latest = 0
+        """The latest step that was drafted."""
+        self._passed = 0.0
+        """The device's seconds for steps that were not, as far as they have been settled since."""
 
     def totals(self) -> SpeculationTotals:
         """Totals since the start, of the steps that are settled."""
@@ -128,6 +132,10 @@ class Drafting:
         waits = not self._on_device or any(row.ahead is None for row in rows)
         self._speculator.policy.gap = self._gap if waits else 0.0
         with self._watch:
+            if step > self._latest + 1:
+                self._speculator.passed(step - self._latest - 1, self._passed)
+                self._passed = 0.0
+            self._latest = step
             if self._model is not None:
                 for row in rows:
                     self._model.place(row)
@@ -139,20 +147,32 @@ class Drafting:
         self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy)
         return drafts.tokens
 
+    def rest(self) -> int:
+        return self._speculator.rest()
+
     def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
         if (found := self._steps.get(step)) is not None:
             tokens = [one[:count] for one, count in zip(found.drafts.tokens, made, strict=True)]
             self._steps[step] = found._replace(drafts=found.drafts._replace(tokens=tokens), accepted=accepted)
 
-    def settle(self, step: int, emitted: int, seconds: float) -> None:
+    def settle(self, plan: StepPlan, emitted: int, seconds: float) -> None:
         """Learn from a step: its new tokens, and the time that the device took for it since the step before it, which
         includes that of its drafts. Steps before it that failed are forgotten."""
-        found = self._steps.pop(step, None)
-        for old in [one for one in self._steps if one < step]:
+        found = self._steps.pop(plan.step, None)
+        for old in [one for one in self._steps if one < plan.step]:
             del self._steps[old]
+        following = self._steps.get(plan.step + 1)
+        # The host has made the next step's drafts meanwhile, which takes processor time from some devices.
+        disturbed = following is not None and following.drafts.choice.total > 0
         if found is not None:
+            drafts = found.drafts._replace(disturbed=disturbed and not found.drafts.choice.total)
             # What is only foretold of a round may be longer than the time in which it ran.
-            self._speculator.settle(found.drafts, found.accepted, emitted, max(0.0, seconds - found.busy))
+            self._speculator.settle(drafts, found.accepted, emitted, max(0.0, seconds - found.busy))
+            return
+        self._passed += seconds
+        if plan.num_tokens == plan.num_seqs and not disturbed and not self._predicted_only:
+            # A step that decodes; those with prompts are learnt when they are chosen.
+            self._speculator.policy.cost.observe(plan.num_tokens, int(plan.context_lens.sum()), seconds)
 
     def waited(self, seconds: float) -> None:
         """Learn for how long the device stands still between a step with drafts and the next. The time that the model

@@ -45,7 +45,7 @@ _LONG = 64
 class HeadDrafter(UnwaitedRounds):
     """A `speculation.model_speculator.DraftingModel`. `draft` waits for the device, unless the device places all
     sequences of the round; while it waits for others, nothing of these is in flight in the target. If a round fails,
-    the error is logged once and no more drafts are made; a lost device is raised."""
+    the error is logged and no more drafts are made, unless `renew` is called; a lost device is raised."""
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class HeadDrafter(UnwaitedRounds):
         self.method, self.name = method, name
         self._passes, self._size, self._most_tokens = passes, block_size, most_tokens
         self._longest, self._vocab, self._zero_first = max_model_len, vocab, zero_first
-        self._blocks = DraftBlocks(num_blocks, block_size, sharing)
+        self._own = num_blocks, block_size, sharing
+        self._blocks = DraftBlocks(*self._own)
         self._sequences: dict[str, Drafted] = {}
         self._overheads: deque[float] = deque(maxlen=_KEPT)
         self._first = int(zero_first and passes.places)
@@ -126,7 +127,14 @@ class HeadDrafter(UnwaitedRounds):
 
     def end(self, sequence: str, keep: bool) -> None:
         # Behind a step of the target that has failed, the passes in flight may not have computed what is counted.
-        self._blocks.release(self._sequences.pop(sequence), keep=keep and not self.failures)
+        self._blocks.release(self._sequences.pop(sequence), keep=keep and not self.ended)
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._passes.renew()
+        self._blocks = DraftBlocks(*self._own)
+        for known in self._sequences.values():
+            known.forget()
 
     def place(self, row: DraftRow) -> None:
         """Where a sequence of the next round is on the device."""
@@ -134,7 +142,7 @@ class HeadDrafter(UnwaitedRounds):
 
     def room(self, sequence: str) -> int:
         known = self._sequences[sequence]
-        if self.failures or known.entries < 1 + self._first:
+        if self.ended or known.entries < 1 + self._first:
             return 0
         places = (len(known.blocks) + self.free_blocks) * self._size
         return max(0, min(self._longest - len(known.tokens), places - known.entries + 1))

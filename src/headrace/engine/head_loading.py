@@ -127,6 +127,7 @@ class HeadSource:
             busy_seconds,
         )
         drafter.warm_up()
+        runner.when_recovered.append(drafter.renew)
         size = self.precision.loaded / 1e6
         _log.info("drafts by %s of %s: weights %s, %.1f MB", self.method, self.path, self.precision.name, size)
         return drafter

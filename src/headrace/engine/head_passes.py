@@ -70,6 +70,7 @@ class HeadPasses:
         """The device moves the rows of sequences that it places."""
         self._static = device.capabilities().static_shapes
         self._carry = not device.capabilities().in_place_kv
+        self._layout, self._num_blocks = layout, num_blocks
         self._kv: KV = device.alloc_kv(layout, num_blocks)
         self._size = layout.block_size
         self._blocks = -(-runner.config.max_model_len // layout.block_size)
@@ -79,6 +80,12 @@ class HeadPasses:
         self._hidden: Tensor = None
         self._rows = 0
         """The padded rows of the pass before."""
+
+    def renew(self) -> None:
+        """Allocate the cache again, empty. Raises PlatformError."""
+        # Free the old buffers before the new ones are allocated.
+        self._kv = self._hidden = None
+        self._kv = self._device.alloc_kv(self._layout, self._num_blocks)
 
     def known(self, step: HeadPass, timed: bool) -> list[Pending]:
         """Launch a pass of entries whose tokens the plan has. The last result comes at its end; `timed`: another one

@@ -118,6 +118,11 @@ class Drafted:
         """The entries before `stop` are right."""
         self.computed, self.reach = stop, stop + self.lag + self.wrong
 
+    def forget(self) -> None:
+        """None of its entries is there, and it has no blocks."""
+        self.blocks, self.node, self.shared, self.guessed = [], None, 0, []
+        self.caught_up(0)
+
     def begin_round(self, count: int) -> Span:
         """The entries that are missing, at most; at least one. They are counted as computed from now on, as far as
         their tokens are committed. `count`: drafts that the round makes; it computes the entries of all but the last

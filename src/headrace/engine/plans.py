@@ -10,7 +10,7 @@ import numpy.typing as npt
 from headrace.sampling import DEVICE_ROWS
 from headrace.types import NO_TOKEN, SamplingBatch, StepPlan
 
-__all__ = ["dummy_plan", "history_plan", "single_sequence_plan"]
+__all__ = ["dummy_plan", "history_plan", "placed_plan", "single_sequence_plan"]
 
 _Ints = npt.NDArray[np.int32]
 
@@ -18,6 +18,23 @@ _Ints = npt.NDArray[np.int32]
 def dummy_plan() -> StepPlan:
     """One token of one sequence, sampled greedily. It only uses block 0, which is never allocated."""
     return _plan(_ints(0), _ints(0), _ints(0), _ints(0), _ints(0))
+
+
+def placed_plan(sequences: int, drafts: int, block_size: int) -> StepPlan:
+    """Sequences of one known token, which the device places, with so many drafts each. It only uses block 0."""
+    count = 1 + drafts
+    within = np.tile(np.arange(count, dtype=np.int32), sequences)
+    slots = np.arange(sequences, dtype=np.int32)
+    owner = slots.repeat(count)
+    plan = _plan(np.full_like(within, NO_TOKEN), within, owner, slots, np.arange(len(within), dtype=np.int32))
+    return replace(
+        plan,
+        slot_mapping=within % block_size,
+        block_tables=np.zeros((sequences, -(-count // block_size)), np.int32),
+        row_seq=owner,
+        sampling=replace(plan.sampling, position=within + 1),
+        lengths=np.ones(sequences, np.int32),
+    )
 
 
 def single_sequence_plan(tokens: int, context: int, block_size: int) -> StepPlan:

@@ -154,6 +154,8 @@ class Runner:
         self._allocations = 1
         """The number of times the cache was allocated: a step that fails late may have used an earlier cache."""
         self._donated_to_a_failure = False
+        self.when_recovered: list[Callable[[], None]] = []
+        """Called when the cache and the history were allocated again: what drafts has lost its own with them."""
         self._blocks = -(-config.max_model_len // config.layout.block_size)
         self._executables: dict[tuple[str, Bucket, int, int, bool, bool], Executable] = {}
         """By part of the step, bucket, numbers of logprob alternatives and of tokens that a row names, whether it
@@ -224,6 +226,8 @@ class Runner:
             self._allocate()
         except PlatformError as error:
             raise DeviceLost(f"the KV cache cannot be made again after a step that failed: {error}") from error
+        for renew in self.when_recovered:
+            renew()
         return True
 
     def where_not_finite(self, tokens: Sequence[int]) -> str:

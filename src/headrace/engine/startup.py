@@ -22,10 +22,10 @@ from headrace.engine.draft_depth import describe_drafts, drafts_of
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.draft_weights import check_host_drafter
 from headrace.engine.drafting import Drafting
+from headrace.engine.first_steps import first_plans
 from headrace.engine.head_drafter import HeadDrafter
 from headrace.engine.head_loading import HeadSource, find_head
 from headrace.engine.memory_use import MemoryUse, kv_bytes, measure_use
-from headrace.engine.plans import dummy_plan
 from headrace.engine.profiling import StepProfiler
 from headrace.engine.rank_loading import LoadedRank, load_rank, open_rank
 from headrace.engine.ranks.leader import COMMAND, Followers
@@ -34,7 +34,7 @@ from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
 from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
-from headrace.engine.stages import check_stages, describe_stages, shard_of, widest_stage
+from headrace.engine.stages import all_stored, check_stages, describe_stages, shard_of, widest_stage
 from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
@@ -173,8 +173,8 @@ def build_on(
     stages = config.parallel.pipeline_parallel_size
     runner = PipelineRunner(own.runner, followers) if stages > 1 else followers.runner(own.runner)
     progress("first step", 0.0)
-    # This step compiles and binds everything that is made on first use. Block 0 is never allocated.
-    runner.launch(dummy_plan()).result()
+    for plan in first_plans(own.runner.config, device.capabilities().static_shapes):
+        runner.launch(plan).result()
     own.save_packed()
     vocab = checkpoint.decoder_config.vocab
     grammars = GrammarCompiler(lambda: open_backend(make_backend, checkpoint.path, vocab, checkpoint.eos_token_ids))
@@ -273,10 +273,8 @@ def resolve_on(
     """The choices for every rank, from the free memory of rank 0, which ranks of one host share. A draft model's
     or head's weights and cache take their part."""
     capabilities, (free, _) = device.capabilities(), device.memory()
-    if capabilities.host_memory:
-        free = max(0, free - checkpoint.total_bytes) // size
-    else:
-        free = max(0, free - checkpoint.total_bytes // size)
+    stored = all_stored(config, checkpoint)
+    free = max(0, free - stored) // size if capabilities.host_memory else max(0, free - stored // size)
     beside = None
     if draft is not None:
         free, beside = max(0, free - draft.total_bytes), draft.layout

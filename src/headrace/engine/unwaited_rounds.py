@@ -56,6 +56,9 @@ class UnwaitedRounds(GuardedRounds):
             self.busy = busy + self._worked
         return made
 
+    def _begin_anew(self) -> None:
+        self._unread.clear()
+
     def _leave(self, pending: Sequence[Pending], passes: Sequence[tuple[int, int]]) -> float:
         """Don't wait for a round. `passes`: the tokens of each, and what they attend to in total. Returns its seconds,
         as far as they are known."""

@@ -117,8 +117,8 @@ class Ops(Protocol):
     """One callable per operator. Keyword names are part of the contract: every platform's callable has the same."""
 
     def resolve_tokens(self, batch: Batch, history: Tensor) -> Tensor:
-        """int32 [T]: token_ids with NO_TOKEN replaced by history[slot, position]; writes every id into the history,
-        too."""
+        """int32 [T]: token_ids with each negative id (plans have NO_TOKEN) replaced by history[slot, position]; writes
+        every id into the history, too."""
 
     def embedding(self, ids: Tensor, table: Weight, scale: float, first_row: int | None = None) -> Tensor:
         """[T, D]: rows of the table times scale.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from headrace.route.fleet import Fleet
 from headrace.route.prompt_client import PromptClient, files_of
 from headrace.route.replica import Facts
+from headrace.tokenization.prompt_files import prompt_files_id
 
 __all__ = ["keep_reader"]
 
@@ -23,11 +24,17 @@ def keep_reader(fleet: Fleet, model: str, tokenizers: Mapping[str, str]) -> None
     path, reader = tokenizers.get(model, wanted.path), fleet.readers.get(model)
     if reader is not None:
         found = files_of(path)
-        # Files that are gone give no better reader.
-        if reader.path == path and (not found or reader.files == found):
+        # Files that are gone give no better reader, and neither do others than those of the engines.
+        if reader.path == path and (not found or reader.files == found or _are_others(wanted, path)):
             return
         reader.close()
     fleet.readers[model] = PromptClient(path, model, wanted.max_model_len)
+
+
+def _are_others(facts: Facts, path: str) -> bool:
+    """The engine has loaded other files than those that are there now: an update in place has begun, and its engines
+    come later."""
+    return path == facts.path and facts.files not in ("", prompt_files_id(path))
 
 
 def _newest(facts: list[Facts]) -> Facts | None:

@@ -32,7 +32,8 @@ class Facts:
     max_model_len: int = 1 << 20
     max_num_seqs: int = 64
     content: bytes = b""
-    """See `server.cache_forms.Contents`."""
+    files: str = ""
+    """Both: see `server.cache_forms.Contents`."""
 
     def fits(self, other: Facts) -> bool:
         """Whether engines take each other's blocks, as they are or converted."""

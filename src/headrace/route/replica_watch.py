@@ -201,6 +201,7 @@ class ReplicaWatch:
             contents.max_model_len,
             contents.max_num_seqs,
             bytes.fromhex(contents.content),
+            contents.files,
         )
         runs = (
             (bytes.fromhex(parent), tier, [bytes.fromhex(name) for name in names])

@@ -30,6 +30,9 @@ class Contents(Struct):
     content: str = ""
     """Engines with the same one take each other's blocks if one block size is a multiple of the other; empty: only
     engines with the same layout do."""
+    files: str = ""
+    """The files that this engine reads prompts with (`tokenization.prompt_files`), as they were when it started; empty:
+    not known."""
 
 
 class Change(Struct):

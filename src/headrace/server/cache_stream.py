@@ -117,6 +117,7 @@ def _contents(context: Context, snapshot: CacheSnapshot) -> Contents:
         info.max_num_seqs,
         runs,
         "" if info.transfer is None else info.transfer.content_id.hex(),
+        context.prompt_files,
     )
 
 

@@ -80,6 +80,8 @@ class Context:
     keys: KeyRing
     max_choices: int
     """Sequences that one request may have: the queue never has room for more."""
+    prompt_files: str = ""
+    """Which files the tokenizer was loaded from (`tokenization.prompt_files`); empty: not known."""
     aliases: frozenset[str] = frozenset()
     """Its other names in requests."""
     limited_paths: frozenset[str] = frozenset()

@@ -65,14 +65,17 @@ def run(
     """
     # Here, so that the application can be imported without the engine.
     from headrace.client.process_client import ProcessClient
+    from headrace.tokenization.prompt_files import prompt_files_id
     from headrace.tokenization.tokenizer import load_tokenizer
 
     config = _with_path(config, model_path)
     with bound(config.server) as listener:
+        files = prompt_files_id(str(model_path))
         tokenizer = load_tokenizer(model_path, config.model.chat_template)
         tokenizer.warm_chat_template()
         client = ProcessClient(config, tokenizer, progress, launched=launched)
-        return event_loop.run(ignoring_signals_after(serve(config, client, tokenizer, listener, first_prompt)))
+        serving = serve(config, client, tokenizer, listener, first_prompt, files=files)
+        return event_loop.run(ignoring_signals_after(serving))
 
 
 def run_pool(config: Config, pool: ModelPool, first_prompt: str | None = None) -> int:
@@ -123,15 +126,18 @@ async def serve(
     listener: socket.socket,
     first_prompt: str | None = None,
     pool: ModelPool | None = None,
+    files: str = "",
 ) -> int:
     """Start the engine, serve on a bound socket, and stop the engine. Returns the exit code. `pool`: the models, if
-    there are several; `client` is then theirs."""
+    there are several; `client` is then theirs. `files`: those that the tokenizer was loaded from
+    (`tokenization.prompt_files`)."""
     started = time.monotonic()
     stop = StopSignals()
     with owned(config.server.state_dir), signals(stop):
         try:
             # Before waiting for the engine, which takes longer.
             context = make_context(client, tokenizer, config)
+            context.prompt_files = files
             descriptors = DescriptorWatch()
             asyncio.get_running_loop().set_exception_handler(descriptors.handle)
             if pool is not None:

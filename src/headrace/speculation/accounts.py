@@ -56,18 +56,23 @@ class SpeculationAccounts:
         return policy.worth(shape, guess.survival[after:])
 
     def settle(
-        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, typical: bool = True
     ) -> float:
         """As `SpeculationPolicy.settle`, without what predictions have gained or lost: 0 for a step of theirs. Both
         accounts get the allowance of a step without drafts."""
         if choice.predicted and choice.total:
-            self._beside().settle(choice, emitted, seconds, drafting, whole)
+            self._beside().settle(choice, emitted, seconds, drafting, typical)
             return 0.0
-        gained = self._general.settle(choice, emitted, seconds, drafting, whole)
+        gained = self._general.settle(choice, emitted, seconds, drafting, typical)
         if not choice.total:
             # The general one has learnt the time.
-            self._beside().settle(choice, emitted, seconds, whole=False)
+            self._beside().settle(choice, emitted, seconds, typical=False)
         return gained
+
+    def passed(self, seconds: float) -> None:
+        """As `SpeculationPolicy.passed`, for both accounts."""
+        self._general.passed(seconds)
+        self._predictions.passed(seconds)
 
     def _beside(self) -> SpeculationPolicy:
         self._predictions.gap = self._general.gap

@@ -186,6 +186,19 @@ class ModelSpeculator:
             self._review()
         return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds, estimates)
 
+    def rest(self) -> int:
+        """For how many steps no call is needed: until the next review."""
+        if any(state.held for state in self._states.values()):
+            return 0
+        return max(0, self._wait - 1)
+
+    def passed(self, steps: int, seconds: float) -> None:
+        """So many steps, of so much time, went by without a call."""
+        self._step += steps
+        self._wait -= steps
+        self._funds += ALLOWANCE * seconds
+        self._accounts.passed(seconds)
+
     def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
         """Learn from a step, as `Speculator.settle`; `seconds` are without those of the model that drafts."""
         rounds = zip(drafts.sequences, drafts.tokens, drafts.methods, accepted, strict=True)
@@ -199,7 +212,7 @@ class ModelSpeculator:
                 self._acceptance.verified(name, drafts.choice.drafts[at], count)
                 if tokens:
                     self._calibration.verified(drafts.estimates.get(at, ()), len(tokens), count)
-        gained = self._accounts.settle(drafts.choice, emitted, seconds, drafts.seconds, drafts.whole)
+        gained = self._accounts.settle(drafts.choice, emitted, seconds, drafts.seconds, drafts.typical)
         # Two results that are read at once may leave no time for one of them.
         step = max(seconds, drafts.choice.plain_seconds)
         self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * step)

@@ -31,7 +31,7 @@ DraftingTime = Callable[[Sequence[int]], Sequence[float]]
 """Takes the sequences that get a further draft each, in the order of admission. Returns for each number of drafts the
 seconds that it takes to make these."""
 
-ALLOWANCE = 0.01
+ALLOWANCE = 0.005
 """The share of all time that speculation may lose."""
 _LIMIT, _FIRST = 8.0, 4.0
 """The most that the account holds and what it begins with, in steps of the current length. Single steps win or lose
@@ -88,12 +88,14 @@ class SpeculationPolicy:
         self.gap = gap
         self._balance: float | None = None
         """Seconds; None until times are known."""
+        self._owed = 0.0
+        """Seconds of the allowance that the next payment adds."""
         self._speculating = False
 
     def beside(self) -> SpeculationPolicy:
         """A new policy with an account of its own, which shares what this one learns of times."""
         other = copy.copy(self)
-        other._balance, other._speculating = None, False
+        other._balance, other._speculating, other._owed = None, False, 0.0
         return other
 
     def choose(
@@ -129,13 +131,13 @@ class SpeculationPolicy:
         return drafts
 
     def settle(
-        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, typical: bool = True
     ) -> float:
         """Learn from a step that was chosen: the tokens that its sequences got, the device's time for it, and the
-        seconds that making its drafts has taken; `whole`: it had all tokens that were chosen. Returns the seconds that
+        seconds that making its drafts has taken; `typical`: its time is that of its tokens. Returns the seconds that
         its drafts have gained, below 0 for a loss."""
         shape, total = choice.shape, choice.total
-        if whole:
+        if typical:
             self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
         plain = self._plain(shape)
         if plain <= 0:
@@ -148,6 +150,10 @@ class SpeculationPolicy:
         without = plain + decode * (emitted / shape.sampled - 1)
         self._pay(without - (1 - ALLOWANCE) * spent, decode)
         return without - spent
+
+    def passed(self, seconds: float) -> None:
+        """So much time was spent on steps without drafts that were not chosen here."""
+        self._owed += ALLOWANCE * seconds
 
     def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
         """Whether drafts of one sequence with this survival would be admitted to such a step: whether it is worth to
@@ -243,7 +249,8 @@ class SpeculationPolicy:
         return (shape.sampled + expected) / (decode * _FREE + self.gap) > self._needed(shape, decode)
 
     def _pay(self, amount: float, decode: float) -> None:
-        self._balance = min(self._covered(decode) + amount, _LIMIT * decode)
+        self._balance = min(self._covered(decode) + self._owed + amount, _LIMIT * decode)
+        self._owed = 0.0
 
     def _covered(self, decode: float) -> float:
         """The loss that the account covers, in seconds."""

@@ -5,7 +5,7 @@ a sequence with drafts must be *held* until its last step is committed, which co
 drafts, when that is needless and the drafter here only tells how many pay. So a sequence is held only while its drafts
 are admitted. While it is not, each commit still tells whether the guess before it was right, and when
 guesses have become good enough, the sequence is held again. A sequence whose guesses are not worth it is asked ever
-more rarely, down to every sixth commit: a guess takes some microseconds, and a text that begins to repeat itself gains
+more rarely, down to every sixth token: a guess takes some microseconds, and a text that begins to repeat itself gains
 from its first drafts on. Until it is asked, the drafter does not get the new tokens either: with many sequences that do
 not draft, it would take more of the host's time to read each token by itself than all of them at once.
 """
@@ -31,6 +31,7 @@ which a processor with AVX-512 reads a panel of integer weights once; more hardl
 _PATIENCE = 4
 """Steps without an admitted draft after which a sequence is no longer held."""
 _RAREST = 6
+"""The most tokens between two questions to the drafter about a sequence."""
 
 
 class DraftRow(NamedTuple):
@@ -60,11 +61,14 @@ class Drafts(NamedTuple):
     """By row: a model's own estimates of the survival of its tokens, if it makes any, or those for drafts behind tokens
     in flight, before they are corrected."""
 
+    disturbed: bool = False
+    """Other work made the step longer."""
+
     @property
-    def whole(self) -> bool:
-        """The step had all tokens that were chosen. Without a draft for each of the last rows, the device may have
-        ended it before these."""
-        return not self.tokens or len(self.tokens[-1]) == self.choice.drafts[-1]
+    def typical(self) -> bool:
+        """The step's time is that of its number of tokens: nothing made it longer, and it had all tokens that were
+        chosen. Without a draft for each of the last rows, the device may have ended it before these."""
+        return not self.disturbed and (not self.tokens or len(self.tokens[-1]) == self.choice.drafts[-1])
 
 
 class _State:
@@ -75,7 +79,7 @@ class _State:
         self.held = False
         self.misses = 0
         self.interval = 1
-        """Commits between two questions to the drafter, while not held."""
+        """Tokens between two questions to the drafter, while not held."""
         self.wait = 0
         self.unread: list[int] = []
         """Committed tokens that the drafter does not have; none while held."""
@@ -120,7 +124,7 @@ class Speculator:
             state.drafter.extend(sequence, tokens)
             return
         state.unread += tokens
-        state.wait -= 1
+        state.wait -= len(tokens)
         if state.wait < 1:
             self._read(sequence, state)
             state.held = self._promising(sequence, in_flight)
@@ -160,6 +164,16 @@ class Speculator:
         tokens = [guess.tokens[:count] for guess, count in zip(guesses, choice.drafts, strict=True)]
         return Drafts(tokens, [guess.method for guess in guesses], choice, estimates=estimates)
 
+    def rest(self) -> int:
+        """For how many steps no call is needed: until the drafter would be asked about a sequence."""
+        if any(state.held for state in self._states.values()):
+            return 0
+        return min((state.interval for state in self._states.values()), default=_RAREST) - 1
+
+    def passed(self, steps: int, seconds: float) -> None:
+        """So many steps, of so much time, went by without a call."""
+        self._accounts.passed(seconds)
+
     def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
         """Learn from a step. `accepted`: by row, how many drafts were right, None if the row is void (its sequence has
         ended); `emitted`: the tokens of all sequences together; `seconds`: the device's time."""
@@ -169,7 +183,7 @@ class Speculator:
         for at, survival in drafts.estimates.items():
             if (right := accepted[at]) is not None:
                 self._ahead.verified(survival, drafts.choice.drafts[at], right)
-        self._accounts.settle(drafts.choice, emitted, seconds, whole=drafts.whole)
+        self._accounts.settle(drafts.choice, emitted, seconds, typical=drafts.typical)
 
     def _guess(self, row: DraftRow) -> Guess:
         most = min(row.most, self._most)

@@ -71,6 +71,9 @@ class Oracle:
         self.open[step] = [len(tokens) for tokens in found]
         return found
 
+    def rest(self) -> int:
+        return self.rng.choice([0, 0, 0, 0, 0, 3])
+
     def verified(self, step: int, accepted: Sequence[int | None], made: Sequence[int]) -> None:
         for most, count, right in zip(self.open.pop(step, []), made, accepted, strict=True):
             if right is not None:
@@ -191,3 +194,63 @@ def test_aborts_and_failures_with_drafts_under_way() -> None:
         for one in work:
             same(records[one.id], naive(one, SMALL, 9))
         assert not oracle.known
+
+
+class Resting(Oracle):
+    """Never drafts; rests for four steps after each question. Writes down what it is told and asked."""
+
+    def __init__(self) -> None:
+        super().__init__(SMALL, 0.0, 0.0, most=0, seed=0, eos_every=0)
+        self.told: list[tuple[str, int]] = []
+        self.asked: list[int] = []
+        self.rests = 4
+
+    def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
+        super().extend(sequence, tokens, in_flight)
+        self.told.append((sequence, len(tokens)))
+
+    def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> list[list[int]]:
+        assert not rows
+        self.asked.append(step)
+        return super().draft(step, size, rows)
+
+    def rest(self) -> int:
+        return self.rests
+
+
+def test_a_source_at_rest_is_neither_told_nor_asked() -> None:
+    source = Resting()
+    driver = Driver(SMALL, depth=2, drafts=source)
+    work = [request(f"r{at}", range(5, 9), 21, seed=at) for at in range(3)]
+    driver.add(*work)
+    records = driver.run()
+    for one in work:
+        same(records[one.id], naive(one, SMALL))
+    assert source.asked[:5] == [1, 6, 11, 16, 21]
+    own = [count for name, count in source.told if name == "r1"]
+    assert own[0] == 1, "the first token is told at once"
+    assert max(own) == 5
+    assert set(own[2:-1]) == {5}
+    assert sum(own) == 21, "in the end all tokens are told"
+
+
+def test_a_sequence_is_taken_up_while_the_source_rests() -> None:
+    """Its first token decides whether it is worth to wait, and a prediction is followed from the beginning."""
+    source = Resting()
+    driver = Driver(SMALL, depth=2, drafts=source)
+    source.rests = 50
+    driver.add(request("old", range(5, 9), 40))
+    for _ in range(6):
+        driver.step()
+    before = len(source.asked)
+    driver.add(request("new", range(9, 12), 9))
+    for _ in range(4):
+        driver.step()
+    assert ("new", 1) in source.told
+    assert len(source.asked) == before
+    source.rests = 0
+    driver.add(replace(request("predicts", range(2, 6), 9), predicted=(5, 6)))
+    for _ in range(4):
+        driver.step()
+    assert len(source.asked) > before + 2
+    driver.run()

@@ -17,13 +17,14 @@ from headrace.client.speculation_choice import SpeculationChoice
 from headrace.config import Config
 from headrace.core.drafts import DraftRow, StepSize
 from headrace.engine.drafting import Drafting
+from headrace.engine.plans import single_sequence_plan
 from headrace.engine.stats import SpeculationTotals
 from headrace.errors import ContextOverflow, InvalidRequest
 from headrace.speculation.loading import make
 from headrace.speculation.ngram import NgramDrafter
-from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepChoice, StepShape
+from headrace.speculation.policy import ALLOWANCE, DraftingTime, SpeculationPolicy, StepChoice, StepShape
 from headrace.speculation.speculator import MOST_DRAFTS, Drafts, Speculator
-from headrace.types import Request, SamplingParams
+from headrace.types import Request, SamplingParams, StepPlan
 
 PROMPT = tuple(b"ab")
 NGRAM = Config.model_validate({"scheduler": {"speculate": "ngram"}})
@@ -42,7 +43,7 @@ class Always(SpeculationPolicy):
         return StepChoice(shape, [len(survival) for survival in survivals], 0, 1.0, 1.0)
 
     def settle(
-        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, whole: bool = True
+        self, choice: StepChoice, emitted: int, seconds: float, drafting: float = 0.0, typical: bool = True
     ) -> None:
         pass
 
@@ -227,5 +228,66 @@ def test_a_round_that_was_shorter_than_foretold_leaves_no_negative_time() -> Non
     row = DraftRow("r", 4, 4, 0, np.zeros(1, np.int32), ahead=1)
     for step, seconds in enumerate((0.5, 3.0)):
         drafting.draft(step, StepSize(1, 1, 4), [row])
-        drafting.settle(step, 1, seconds)
+        drafting.settle(plan(step), 1, seconds)
     assert seen == [0.0, 2.0]
+
+
+def plan(step: int, context: int = 5) -> StepPlan:
+    """One token of one sequence."""
+    return replace(single_sequence_plan(1, context - 1, 16), step=step)
+
+
+class Chosen(SpeculationPolicy):
+    """Drafts in the steps that are listed."""
+
+    def __init__(self, drafted: Sequence[int]) -> None:
+        super().__init__()
+        self.drafted, self.step = drafted, 0
+
+    def choose(
+        self,
+        shape: StepShape,
+        survivals: Sequence[Sequence[float]],
+        contexts: Sequence[int] = (),
+        drafting: DraftingTime | None = None,
+    ) -> StepChoice:
+        self.step += 1
+        return StepChoice(shape, [int(self.step in self.drafted)] * len(survivals), 0, 1.0, 1.0)
+
+    def worth(self, shape: StepShape, survival: Sequence[float]) -> bool:
+        return True
+
+
+def test_steps_that_were_not_asked_about_teach_their_time_and_pay() -> None:
+    policy = Chosen([])
+    drafting = Drafting(Speculator(make("ngram"), policy=policy), on_device=True)
+    drafting.begin(Request("r", PROMPT, SamplingParams(max_tokens=90)))
+    drafting.draft(1, StepSize(1, 1, 4), [])
+    for step in range(1, 9):
+        drafting.settle(plan(step), 1, 2.0)
+    assert policy.cost.seconds(1, 5) == 2.0
+    assert policy._owed == 0.0
+    drafting.draft(9, StepSize(1, 1, 4), [])
+    assert policy._owed == 7 * 2.0 * ALLOWANCE
+    # Without `--speculate` there is nothing to learn for.
+    idle = SpeculationPolicy()
+    unused = Drafting(Speculator(make("predicted"), policy=idle), predicted_only=True)
+    for step in range(1, 9):
+        unused.settle(plan(step), 1, 2.0)
+    assert not idle.cost.known(1)
+
+
+def test_a_step_beside_which_drafts_were_made_teaches_no_time() -> None:
+    """The host's work takes processor time from a device that computes on the same cores."""
+    policy = Chosen(range(2, 100, 2))
+    drafting = Drafting(Speculator(make("ngram"), policy=policy), on_device=True)
+    drafting.begin(Request("r", PROMPT * 3, SamplingParams(max_tokens=90)))
+    drafting.extend("r", [*PROMPT[:2]], 0)
+    row = DraftRow("r", 1, 4, 0, np.zeros(1, np.int32), ahead=1)
+    for step in range(1, 60):
+        drafting.draft(step, StepSize(1, 1, 4), [row])
+        drafting.verified(step, [0], [int(step % 2 == 0)])
+        if step > 1:
+            drafting.settle(plan(step - 1), 1, 7.0 if step % 2 == 0 else 3.0)
+    assert not policy.cost.known(1), "after each of these steps came one with drafts"
+    assert policy.cost.known(2)

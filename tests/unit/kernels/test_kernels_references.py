@@ -135,13 +135,13 @@ def test_resolve_tokens_reads_and_writes_the_history() -> None:
     batch = random.batch(rng(), random.Shape((2, 1), (0, 4)), CPU)
     batch = replace(
         batch,
-        token_ids=torch.tensor([7, 8, -1, 99], dtype=torch.int32),
+        token_ids=torch.tensor([7, -5, -1, 99], dtype=torch.int32),
         slots=torch.tensor([2, 0], dtype=torch.int32),
     )
     history = torch.zeros(3, 8, dtype=torch.int32)
-    history[0, 4] = 42
-    assert resolve_tokens(batch, history).tolist() == [7, 8, 42, 0]
-    assert history[2, :2].tolist() == [7, 8]
+    history[0, 4], history[2, 1] = 42, 43
+    assert resolve_tokens(batch, history).tolist() == [7, 43, 42, 0]
+    assert history[2, :2].tolist() == [7, 43]
     assert history[0, 4] == 42
 
 

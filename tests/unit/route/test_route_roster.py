@@ -14,6 +14,7 @@ from headrace.route.prompt_client import files_of
 from headrace.route.replica import Facts, Replica
 from headrace.route.replica_watch import WatchTimes
 from headrace.route.roster import Roster
+from headrace.tokenization.prompt_files import prompt_files_id
 
 
 def test_nothing_is_kept_of_an_engine_that_has_left() -> None:
@@ -103,3 +104,27 @@ def test_an_update_in_place_reads_prompts_with_its_files(
     file.unlink()
     keep_reader(fleet, "m", {})
     assert fleet.readers["m"] is new, "there is nothing to read instead"
+
+
+def test_an_old_engine_that_comes_back_during_an_update_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.route.model_reader.PromptClient", Reader)
+    file = tmp_path / "tokenizer.json"
+    file.write_text("old")
+    fleet, loaded = Fleet([]), prompt_files_id(str(tmp_path))
+
+    def connect(number: int, files: str) -> Any:
+        replica = Replica(number, f"http://127.0.0.1:{number + 1}")
+        replica.facts = Facts("m", str(tmp_path), files=files)
+        fleet.replicas = [one for one in fleet.replicas if one.number != number] + [replica]
+        keep_reader(fleet, "m", {})
+        return fleet.readers["m"]
+
+    old = connect(0, loaded)
+    file.write_text("newer")
+    assert connect(0, loaded) is old
+    new = connect(1, prompt_files_id(str(tmp_path)))
+    assert (new is old, old.closed, new.closed) == (False, True, False)
+    file.write_text("one that says nothing")
+    assert connect(2, "") is not new

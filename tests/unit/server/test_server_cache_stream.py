@@ -45,7 +45,7 @@ class Client:
 
 
 class Engine:
-    draining, model = False, "m"
+    draining, model, prompt_files = False, "m", "f1"
 
     def __init__(self, changes: bool) -> None:
         self.client = Client(changes)
@@ -58,7 +58,9 @@ def test_the_load_is_reported_whatever_the_cache_does(changes: bool, monkeypatch
 
     async def check() -> None:
         events = cache_stream._events(engine)
-        assert (await anext(events)).startswith(b"event: contents"), "what came before is part of it"
+        contents = await anext(events)
+        assert contents.startswith(b"event: contents"), "what came before is part of it"
+        assert b'"files":"f1"' in contents
         for _ in range(20_000):
             event = await anext(events)
             if event.startswith(b"event: load"):

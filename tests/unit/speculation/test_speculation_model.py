@@ -124,7 +124,7 @@ def test_a_cheap_good_model_pays(hit: float, least: float) -> None:
 def test_a_model_that_does_not_pay_costs_little(
     seconds: Callable[[int, int], float], share: float, hit: float, batch: int
 ) -> None:
-    """Two allowances of one percent, and what the accounts hold at first: 36 steps of 3000."""
+    """Two allowances of half a percent, and what the accounts hold at first: 36 steps of 3000."""
     assert speed(FakeModel(share, hit, seconds), batch) > 0.97
 
 
@@ -254,3 +254,35 @@ def test_blocks_of_which_nothing_is_verified_become_rare() -> None:
     model = FakeModel(0.2, 0.0, cpu_seconds, block=6, estimates=lambda block: [0.01] * len(block))
     assert speed(model, tokens=2000) > 0.98
     assert model.rounds < 150
+
+
+def test_steps_that_went_by_bring_the_next_review_and_the_allowance() -> None:
+    """As if the engine had asked in each of them."""
+    asked, rested = (ModelSpeculator(FakeModel(0.5, 0.0, cpu_seconds)) for _ in range(2))
+    for speculator in (asked, rested):
+        speculator._model.lengths["s"] = 10  # type: ignore[attr-defined]
+        speculator.begin("s", NAMESPACE, [1] * 10)
+    questions = {id(asked): 0, id(rested): 0}
+
+    def ask(speculator: ModelSpeculator) -> None:
+        rows = [DraftRow("s", 16, 20)] if speculator.held("s") else []
+        drafts = speculator.draft(StepShape(1, 1, 20), rows)
+        speculator.settle(drafts, [0] * len(rows), 1, cpu_seconds(1 + drafts.choice.total, 20))
+        questions[id(speculator)] += 1
+
+    for _ in range(400):
+        ask(asked)
+        asked.extend("s", [1])
+    step = 0
+    while step < 400:
+        ask(rested)
+        steps = rested.rest() + 1
+        if steps > 1:
+            rested.passed(steps - 1, (steps - 1) * cpu_seconds(1, 20))
+        rested.extend("s", [1] * steps)
+        step += steps
+    assert questions[id(asked)] == 400
+    assert questions[id(rested)] < 100
+    assert rested._step == pytest.approx(asked._step, abs=16)
+    assert rested._funds == pytest.approx(asked._funds, rel=0.1)
+    assert rested.counts["draft"].rounds == pytest.approx(asked.counts["draft"].rounds, rel=0.5)

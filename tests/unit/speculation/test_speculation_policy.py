@@ -195,3 +195,17 @@ def test_a_choice_begins_later_than_it_ends() -> None:
 
 def test_a_choice_without_drafts_expects_the_plain_step() -> None:
     assert StepChoice(ONE, [0, 0], 0, 2.0, 2.0).total == 0
+
+
+def test_time_that_went_by_unasked_pays_the_allowance() -> None:
+    policy = learnt(linear)
+    drafts = [[0.9]]
+    while policy.choose(ONE, drafts).total:
+        policy.settle(policy.choose(ONE, drafts), 1, 2.0)
+    policy.passed(1.0 / ALLOWANCE)
+    beside = policy.beside()
+    policy.settle(policy.choose(ONE, []), 1, 1.0)
+    assert policy.choose(ONE, drafts).total == 1
+    policy.settle(policy.choose(ONE, []), 1, 1.0)
+    assert policy._covered(1.0) < 1.5, "it is paid once"
+    assert beside._owed == 0.0

@@ -185,3 +185,24 @@ def test_a_draft_reads_what_the_drafter_does_not_have() -> None:
         speculator.extend("s", [token])
     speculator.draft(StepShape(1, 1), [DraftRow("s", 4, 7)])
     assert list(chain.from_iterable(drafter.told)) == [1, 2, 3, 1]
+
+
+def test_while_no_sequence_is_held_the_engine_need_not_ask() -> None:
+    rng, speculator = random.Random(1), started()
+    assert speculator.rest() == 0, "a new sequence is asked about soon"
+    noise = [rng.randrange(300) for _ in range(60)]
+    at = 0
+    while at < len(noise):
+        speculator.settle(speculator.draft(StepShape(1, 1), []), [], 1, 1.0)
+        steps = speculator.rest() + 1
+        speculator.passed(steps - 1, steps - 1.0)
+        speculator.extend("s", noise[at : at + steps], 1)
+        at += steps
+    assert speculator.rest() == 5
+    speculator.begin("new", NAMESPACE, [4, 5])
+    assert speculator.rest() == 0
+    speculator.end("new", True)
+    play(speculator, "s", noise)
+    while not speculator.held("s"):
+        play(speculator, "s", noise[:20])
+    assert speculator.rest() == 0, "a sequence is held"

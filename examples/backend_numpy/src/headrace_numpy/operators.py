@@ -20,7 +20,6 @@ from headrace.kernels.linear.activation import quantize_activation
 from headrace.kernels.moe.routing import Routing
 from headrace.kernels.ops import Batch
 from headrace.kernels.weight import Weight
-from headrace.types import NO_TOKEN
 from headrace_numpy.attention import attention, rotary_cache
 from headrace_numpy.sampling import sample
 
@@ -36,7 +35,7 @@ def resolve_tokens(batch: Batch, history: Array) -> Array:
     slots, positions = batch.slots[batch.token_seq[:tokens]], batch.positions[:tokens]
     ids = np.zeros_like(batch.token_ids)
     given = batch.token_ids[:tokens]
-    ids[:tokens] = np.where(given == NO_TOKEN, history[slots, positions], given)
+    ids[:tokens] = np.where(given < 0, history[slots, positions], given)
     history[slots, positions] = ids[:tokens]
     return ids
 

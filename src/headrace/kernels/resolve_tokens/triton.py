@@ -26,7 +26,7 @@ def resolve_kernel(
     slot = tl.load(slots + tl.load(token_seq + token, inside, 0), inside, 0)
     place = history + slot.to(tl.int64) * width + tl.load(positions + token, inside, 0)
     given = tl.load(ids + token, inside, 0)
-    found = tl.where(given == -1, tl.load(place, inside, 0), given)  # -1 is NO_TOKEN
+    found = tl.where(given < 0, tl.load(place, inside, 0), given)
     tl.store(place, found, inside)
     tl.store(out + token, found, token < padded)
 

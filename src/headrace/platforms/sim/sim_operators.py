@@ -53,7 +53,7 @@ class SimOperators:
         positions = np.asarray(batch.positions)[:tokens]
         ids = np.zeros(len(batch.token_ids), np.int32)
         given = np.asarray(batch.token_ids)[:tokens]
-        ids[:tokens] = np.where(given == NO_TOKEN, history[slots, positions], given)
+        ids[:tokens] = np.where(given < 0, history[slots, positions], given)
         history[slots, positions] = ids[:tokens]
         self.meter.charge(12 * tokens)
         return ids
