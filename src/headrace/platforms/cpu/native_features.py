@@ -16,7 +16,7 @@ from headrace.platforms.cpu.native_launch import Launcher
 from headrace.platforms.cpu.native_linear import HasLauncher
 from headrace.platforms.cpu.native_ops import batch_sizes
 
-__all__ = ["BlockConvArgs", "CorrectLogitsArgs", "FeatureArgs", "NativeFeatures", "TakeRowsArgs", "WidenLogitsArgs"]
+__all__ = ["BlockConvArgs", "FeatureArgs", "NativeFeatures", "TakeRowsArgs", "WidenLogitsArgs"]
 
 Tensor = torch.Tensor
 
@@ -36,14 +36,6 @@ class WidenLogitsArgs(ctypes.Structure):
     )  # fmt: skip
 
 
-class CorrectLogitsArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "corrections", "y")),
-        ("rows", Dim),
-        *((name, ctypes.c_int32) for name in ("width", "at", "drafts", "held")),
-    )
-
-
 class BlockConvArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "kernel", "base", "y")),
@@ -61,7 +53,7 @@ class NativeFeatures:
         self._check: Callable[[], None] | None = check
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        names = ("store_features", "load_features", "take_rows", "widen_logits", "correct_logits", "block_conv")
+        names = ("store_features", "load_features", "take_rows", "widen_logits", "block_conv")
         return {name: getattr(self, name) for name in names}
 
     def _launcher(self) -> Launcher:
@@ -106,16 +98,6 @@ class NativeFeatures:
             pointers = [x.data_ptr() for x in (wide, y, columns)]
             args = WidenLogitsArgs(*pointers, rows, logits.shape[1], columns.shape[0])
             launcher.call("widen_logits", args, (wide, y, columns))
-            return y
-
-    def correct_logits(self, logits: Tensor, corrections: Tensor, at: int, drafts: int) -> Tensor:
-        launcher = self._launcher()
-        with launcher.own():
-            given, (held, width) = [part.float().contiguous() for part in (logits, corrections)], logits.shape
-            rows = launcher.rows(corrections)
-            y = launcher.empty(rows, corrections.shape)
-            args = CorrectLogitsArgs(*(t.data_ptr() for t in (*given, y)), rows, width, at, drafts, held)
-            launcher.call("correct_logits", args, (*given, y))
             return y
 
     def block_conv(self, x: Tensor, kernel: Tensor, base: Tensor, side: int, rows: int) -> Tensor:

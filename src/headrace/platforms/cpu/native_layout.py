@@ -10,9 +10,9 @@ from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
 from headrace.platforms.cpu.native_blocks import MovedBlocksArgs
+from headrace.platforms.cpu.native_chain import CorrectLogitsArgs
 from headrace.platforms.cpu.native_features import (
     BlockConvArgs,
-    CorrectLogitsArgs,
     FeatureArgs,
     TakeRowsArgs,
     WidenLogitsArgs,
@@ -25,6 +25,7 @@ from headrace.platforms.cpu.native_split import OwnArgs
 
 __all__ = [
     "BLOCK_TWINS",
+    "CHAIN_TWINS",
     "DRAFTER_KERNELS",
     "DRAFTER_TWINS",
     "EXPERT_TWINS",
@@ -66,14 +67,13 @@ TWINS: Twins = {
 
 DRAFTER_KERNELS = (
     "ngram", "place", "accept", "read_drafts", "shift", "store_features", "load_features", "take_rows", "widen_logits",
-    "correct_logits", "block_conv",
+    "block_conv",
 )  # fmt: skip
 """Kernels that only drafters call."""
 DRAFTER_TWINS: Twins = {
     "hr_feature_args": FeatureArgs,
     "take_rows_args": TakeRowsArgs,
     "widen_logits_args": WidenLogitsArgs,
-    "correct_logits_args": CorrectLogitsArgs,
     "block_conv_args": BlockConvArgs,
     "ngram_args": args.NgramArgs,
     "place_args": args.PlaceArgs,
@@ -84,6 +84,8 @@ DRAFTER_TWINS: Twins = {
 """Those of operators that only drafters call: they are checked before the first call."""
 BLOCK_TWINS: Twins = {"hr_moved_blocks_args": MovedBlocksArgs}
 """Those of operators that only tiers call: the same."""
+CHAIN_TWINS: Twins = {"correct_logits_args": CorrectLogitsArgs}
+"""That of drafts of which each depends on the one before it: the same, when such a drafter is loaded."""
 NAMED_TWINS: Twins = {"named_logprobs_args": NamedLogprobsArgs}
 """That of logprobs by token: the same."""
 
