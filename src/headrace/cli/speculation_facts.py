@@ -59,7 +59,7 @@ def add_depths(
             # The others are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
             rest += " and of DFlash2" if fact["name"] == "dflash" and not fact.get("chosen") else ""
-            fact["why"] = f"the device makes the drafts, without those of predictions{rest}"
+            fact["why"] = f"the device makes the drafts, except those of predictions{rest}"
         else:
             fact["why"] = "drafts are made between two steps" + (f": {found.why}" if found.why else "")
 

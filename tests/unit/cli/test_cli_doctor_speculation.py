@@ -54,7 +54,7 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--platform", "cpu"]) == 0
     said = capsys.readouterr().out
-    why = "; depth 2 (the device makes the drafts, without those of predictions"
+    why = "; depth 2 (the device makes the drafts, except those of predictions"
     assert f"  ngram       built in: needs nothing else{why} and of pipelines)" in said
     assert said.count(f"{why})") == 3
 
@@ -142,8 +142,8 @@ SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "s
 @pytest.mark.parametrize(
     ("own", "mask", "depth"),
     [
-        ({}, 3, "depth 2 (the device makes the drafts, without those of predictions)"),
-        ({}, None, "depth 2 (the device makes the drafts, without those of predictions)"),
+        ({}, 3, "depth 2 (the device makes the drafts, except those of predictions)"),
+        ({}, None, "depth 2 (the device makes the drafts, except those of predictions)"),
         (SELECTOR, 3, "depth 1 (drafts are made between two steps: a token of a block depends on the one"),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_device_without_the_operator_of_a_reduced_vocabulary(tmp_path: Path) -
     for missing, depth, why in (
         ("shift", 1, "drafts are made between two steps: the device lacks shift"),
         ("widen_logits", 1, "drafts are made between two steps: the device lacks widen_logits"),
-        ("", 2, "the device makes the drafts, without those of predictions"),
+        ("", 2, "the device makes the drafts, except those of predictions"),
     ):
         forms = {spec.name: "own" if spec.name != missing else "missing" for spec in OPTIONAL}
         optional = [{"name": name, "implementation": form} for name, form in forms.items()]
