@@ -61,7 +61,7 @@ def add_depths(
             # The others are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
             rest += f" and of {_BETWEEN[fact['name']]}" if fact["name"] in _BETWEEN and not fact.get("chosen") else ""
-            fact["why"] = f"the device makes the drafts, without those of predictions{rest}"
+            fact["why"] = f"the device makes the drafts, except those of predictions{rest}"
         else:
             fact["why"] = "drafts are made between two steps" + (f": {found.why}" if found.why else "")
 

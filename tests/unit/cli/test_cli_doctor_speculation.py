@@ -54,7 +54,7 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--platform", "cpu"]) == 0
     said = capsys.readouterr().out
-    why = "; depth 2 (the device makes the drafts, without those of predictions"
+    why = "; depth 2 (the device makes the drafts, except those of predictions"
     assert f"  ngram       built in: needs nothing else{why} and of pipelines)" in said
     assert said.count(f"{why})") == 3
 
@@ -136,7 +136,7 @@ def test_a_block_drafter_is_described(capsys: pytest.CaptureFixture[str], tmp_pa
     assert f"write dspark:{tmp_path}" in capsys.readouterr().out
 
 
-DEVICE = "depth 2 (the device makes the drafts, without those of predictions)"
+DEVICE = "depth 2 (the device makes the drafts, except those of predictions)"
 HOST = "depth 1 (drafts are made between two steps"
 MARKOV = {"markov_rank": 8, "projector_type": "dspark"}
 SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 16}
@@ -186,7 +186,7 @@ def test_a_device_without_an_operator_of_the_draws(tmp_path: Path) -> None:
         ("shift", 1, "drafts are made between two steps: the device lacks shift"),
         ("widen_logits", 1, "drafts are made between two steps: the device lacks widen_logits"),
         ("correct_logits", 1, "drafts are made between two steps: the device lacks correct_logits"),
-        ("", 2, "the device makes the drafts, without those of predictions"),
+        ("", 2, "the device makes the drafts, except those of predictions"),
     ):
         forms = {spec.name: "own" if spec.name != missing else "missing" for spec in OPTIONAL}
         optional = [{"name": name, "implementation": form} for name, form in forms.items()]
