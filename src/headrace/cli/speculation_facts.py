@@ -18,6 +18,8 @@ from headrace.speculation.ngram import NgramDrafter
 __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
+_BETWEEN = {"dflash": "DFlash2", "dspark": "gated and recurrent Markov heads"}
+"""Checkpoints of a method whose drafts the device does not make."""
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
 
@@ -57,8 +59,8 @@ def add_depths(
         if found.drafts:
             # The others are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
-            rest += " and of DFlash2" if fact["name"] == "dflash" and not fact.get("chosen") else ""
-            fact["why"] = f"the device makes the drafts, without those of predictions{rest}"
+            rest += f" and of {_BETWEEN[fact['name']]}" if fact["name"] in _BETWEEN and not fact.get("chosen") else ""
+            fact["why"] = f"the device makes the drafts, except those of predictions{rest}"
         else:
             fact["why"] = "drafts are made between two steps" + (f": {found.why}" if found.why else "")
 
