@@ -13,6 +13,7 @@ __all__ = ["EXAMPLES", "HypothesisGenerator", "explore"]
 
 EXAMPLES = 12
 """Default number of calls per operator and dtype."""
+PHASES = (Phase.generate, Phase.shrink)
 
 
 class HypothesisGenerator(np.random.Generator):
@@ -47,7 +48,7 @@ def explore(check: Callable[[np.random.Generator], None], examples: int) -> None
         derandomize=True,
         database=None,
         deadline=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=PHASES,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )

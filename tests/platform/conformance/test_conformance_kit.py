@@ -11,9 +11,10 @@ from string import Template
 import numpy as np
 import pytest
 from broken_backends import FAULTS, Backend, Picky, Sound, TruncatesInsteadOfRounding
+from hypothesis import Phase
+from kit_parts import PartOfKit, before, since
 
-from headrace.conformance import KitTarget, run
-from headrace.conformance.explore import explore
+from headrace.conformance import KitTarget, explore, run
 from headrace.conformance.nmse import nmse
 from headrace.conformance.tiers import TIERS
 from headrace.errors import PlatformError
@@ -73,7 +74,7 @@ def test_a_failure_names_the_line_of_the_device_that_it_comes_from() -> None:
 def test_examples_are_the_same_in_every_run_and_as_many_as_asked() -> None:
     def drawn(count: int) -> list[tuple[int, float]]:
         found = []
-        explore(lambda rng: found.append((int(rng.integers(0, 1000)), float(rng.random()))), count)
+        explore.explore(lambda rng: found.append((int(rng.integers(0, 1000)), float(rng.random()))), count)
         return found
 
     assert drawn(7) == drawn(7)
@@ -89,14 +90,17 @@ def test_what_fails_is_shown_at_its_smallest() -> None:
         assert seen[-1][0] < 17 or seen[-1][1] < 20
 
     with pytest.raises(AssertionError):
-        explore(check, 50)
+        explore.explore(check, 50)
     assert seen[-1] == (17, 20)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_each_fault_is_caught_by_name(fault: type[Sound]) -> None:
+def test_each_fault_is_caught_by_name(fault: type[Sound], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For failures the smallest inputs are not looked for: there is a test of that, and it takes long."""
+    monkeypatch.setattr(explore, "PHASES", (Phase.generate,))
     tier, name = FAULTS[fault]
-    report = run(KitTarget(Backend(fault), examples=6 if tier == "operators" else 1))
+    tiers = since("faults") if tier == "faults" else TIERS
+    report = run(PartOfKit(Backend(fault), examples=6 if tier == "operators" else 1, tiers=tiers))
     failed = [outcome for outcome in report.outcomes if outcome.result == "failed"]
     assert not report.ok
     assert {outcome.tier for outcome in failed} == {tier}, report.table()
@@ -104,6 +108,14 @@ def test_each_fault_is_caught_by_name(fault: type[Sound]) -> None:
     later = [outcome for outcome in report.outcomes if TIERS.index(outcome.tier) > TIERS.index(tier)]
     assert all(outcome.result == "skipped" for outcome in later)
     assert all(outcome.detail == f"tier {tier} failed before" for outcome in later)
+
+
+def test_faults_about_errors_and_the_end_fail_in_no_tier_before() -> None:
+    """All at once: before the tier that catches them, each is a sound device."""
+    late = [fault for fault, (tier, _) in FAULTS.items() if tier == "faults"]
+    report = run(PartOfKit(Backend(type("All", tuple(late), {})), examples=1, tiers=before("faults")))
+    assert report.ok, report.table()
+    assert {outcome.tier for outcome in report.outcomes} == set(before("faults"))
 
 
 def test_what_a_vendor_writes_is_short() -> None:

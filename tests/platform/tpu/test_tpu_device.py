@@ -12,9 +12,10 @@ import pytest
 import torch
 from fake_machines import machine, torch_folder
 from fake_xla import GIB, FakeXla
+from kit_parts import PARTS, PartOfKit
 
 from headrace.config import Config
-from headrace.conformance import KitTarget, run
+from headrace.conformance import run
 from headrace.conformance.seeded_drafts import PlacedDrafts
 from headrace.conformance.tiny import Serving, TinyModel, requests
 from headrace.errors import DeviceLost, OutOfMemory, PlatformError, UnsupportedModel
@@ -63,10 +64,13 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 
 @pytest.mark.slow
-def test_the_kit_is_green(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiers", PARTS, ids=lambda tiers: tiers[-1])
+def test_the_kit_is_green(tiers: tuple[str, ...], tmp_path: Path) -> None:
+    """With few calls of each operator: `test_kernels_static` compares the same forms with more."""
     here = platform(tmp_path, FakeXla(), PJRT_DEVICE="CPU")
-    report = run(KitTarget(here, options={"dtype": "float32"}))
+    report = run(PartOfKit(here, options={"dtype": "float32"}, examples=4, tiers=tiers))
     assert report.ok, report.table()
+    assert {outcome.tier for outcome in report.outcomes} == set(tiers)
 
 
 def test_greedy_and_sampled_tokens_are_the_cpus(opened: Opened) -> None:
@@ -282,7 +286,7 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
     monkeypatch.setattr(pallas_table, "operators", some)
     device, _ = opened(kernels=kernels, dtype="bfloat16")
     assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
-    features = {"store_features", "load_features", "take_rows", "widen_logits", "block_conv"}
+    features = {"store_features", "load_features", "take_rows", "widen_logits", "correct_logits", "block_conv"}
     features |= {"gather_blocks", "scatter_blocks", "named_logprobs"}
     own = features | {spec.name for spec in (*DRAFTING, *HEAD_DRAFTING)}
     without = {spec.name for spec in OPTIONAL} - own

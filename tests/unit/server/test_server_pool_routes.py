@@ -242,7 +242,10 @@ def test_control_routes_are_off_by_default() -> None:
         async with pool_server(plan("a")) as server:
             paths = {route.path for route in server.app.routes if isinstance(route, ServerRoute)}
             assert not paths & set(CONTROL)
-            assert (await server.http.post("/sleep")).status_code == 404
+            answer = await server.http.post("/sleep")
+            assert answer.status_code == 404
+            assert "serve with --enable-control-routes" in answer.text
+            assert "--enable" not in (await server.http.post("/sleeps")).text
 
     run(work)
 
