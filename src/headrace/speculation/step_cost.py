@@ -28,7 +28,7 @@ _EXACT = 16
 _PER_OCTAVE = 8
 _CELLS = _EXACT + 24 * _PER_OCTAVE
 _KEPT = 25
-"""Times in a cell: what the median of nine is off by, 5 % and more on a busy machine, is as much as many drafts gain."""
+"""Times in a cell. The median of nine is often wrong by 5 % on a busy machine, which is as much as many drafts gain."""
 _ENOUGH = 3
 """Times from which on a median counts."""
 _SMALL = 64
