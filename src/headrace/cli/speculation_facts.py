@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EAGLE3, MTP
+from headrace.config import DRAFT, MTP, WITH_CHECKPOINT
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
@@ -18,7 +18,6 @@ from headrace.speculation.ngram import NgramDrafter
 __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
-_BLOCKS = ("dflash", "dspark")
 _BETWEEN = {"dflash": "DFlash2", "dspark": "gated and recurrent Markov heads"}
 """Checkpoints of a method whose drafts the device does not make."""
 _OF_PLUGINS = "nothing else"
@@ -75,13 +74,14 @@ def _directory(chosen: str | None) -> str | None:
 def _about(chosen: str | None) -> str | None:
     """What is known of the chosen checkpoint, if it is a head or a block drafter on this machine."""
     method, _, path = (chosen or "").partition(":")
-    if method not in (EAGLE3, MTP, *_BLOCKS) or not Path(path).is_dir():
+    if method == DRAFT or method not in (*WITH_CHECKPOINT, MTP) or not Path(path).is_dir():
         return None
     # Late: torch.
     from headrace.checkpoints.block_drafts import describe_block_draft
     from headrace.checkpoints.drafter_weights import describe_head_files
+    from headrace.models.block_draft_config import BLOCK_METHODS
 
-    parts = [describe_block_draft(path, method)] if method in _BLOCKS else []
+    parts = [describe_block_draft(path, method)] if method in BLOCK_METHODS else []
     parts += [describe_head_files(Path(path))] if any(Path(path).glob("*.safetensors")) else []
     return "; ".join(parts) or None
 
