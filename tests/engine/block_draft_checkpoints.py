@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, INNER, VOCAB, RANK = 32, 2, 4, 2, 16, 96, 260, 8
 FEATURES, TARGET_LAYERS = [0, 1], 2
@@ -182,3 +183,24 @@ def save(layout: str, directory: Path, changes: dict[str, Any] | None = None, **
     kept = {name: tensor for name, tensor in {**tensors(layout), **more}.items() if tensor is not None}
     save_file({name: tensor.contiguous() for name, tensor in kept.items()}, directory / "model.safetensors")
     return directory
+
+
+def save_chain(directory: Path, model: Path) -> tuple[Path, Path]:
+    """A target whose next token depends on the last one alone, made of another model, and a drafter whose Markov head
+    holds its table."""
+    target, weights = directory / "target", load_file(model / "model.safetensors")
+    shutil.copytree(model, target)
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = torch.zeros_like(weights[name])
+    save_file(weights, target / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    read = embedding * torch.rsqrt(embedding.pow(2).mean(1, keepdim=True) + 1e-6) * weights["model.norm.weight"]
+    own: dict[str, torch.Tensor] = {
+        "norm.weight": torch.zeros(HIDDEN),
+        "markov_head.markov_w1.weight": read,
+        "markov_head.markov_w2.weight": weights["lm_head.weight"],
+        "confidence_head.proj.weight": torch.zeros(1, 2 * HIDDEN),
+        "confidence_head.proj.bias": torch.full((1,), 20.0),
+    }
+    return target, save("dspark", directory / "dspark", {"markov_rank": HIDDEN}, **own)

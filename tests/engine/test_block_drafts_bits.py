@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from block_draft_checkpoints import CONFIGS, FEATURES, save, tensors
+from block_draft_checkpoints import CONFIGS, FEATURES, save, save_chain, tensors
 from block_draft_reading import Reading
 from draft_engine import Built, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
-from safetensors.torch import load_file, save_file
 from test_engine_bits import COUNT, VOCAB, WAYS, crowded, leave_half, mixed, same
 from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
 from headrace.client.in_process_client import InProcessClient
 from headrace.config import ParallelConfig
-from headrace.engine import rank_loading, startup
+from headrace.engine import draft_depth
 from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.block_rounds import BlockRounds
 from headrace.errors import DeviceLost, PlatformError
@@ -120,14 +118,13 @@ def picking(row: BlockRow) -> Any:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}], ids=str)
-@pytest.mark.parametrize("layout", ["zlab-windows", "dflash2", "dspark-rnn", "speculators"])
+@pytest.mark.parametrize("layout", ["zlab-windows", "dflash2", "dspark", "dspark-rnn", "speculators"])
 def test_drafts_are_those_of_the_definition(
     layout: str, sizes: dict[str, Any], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the hidden states that transformers computes, at every place of texts that were computed in chunks, found in
     the cache, or computed again after a preemption."""
-    monkeypatch.setattr(rank_loading, "drafts_of", lambda *given: 0)
-    monkeypatch.setattr(startup, "drafts_of", lambda *given: 0)
+    monkeypatch.setattr(draft_depth, "draft_depth", lambda *given: draft_depth.DraftDepth(0))
     built = watch(monkeypatch)
     drafter, ways = save(layout, tmp_path / layout), [way for way in WAYS if "allowed_token_ids" not in way]
     requests = [
@@ -348,24 +345,7 @@ def test_two_ranks(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_drafter_that_knows_its_target_is_always_right(
     params: dict[str, Any], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A target whose next token depends on the last one alone, and a Markov head that holds its table."""
-    target, weights = tmp_path / "target", load_file(tiny_llama / "model.safetensors")
-    shutil.copytree(tiny_llama, target)
-    for name in weights:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weights[name] = torch.zeros_like(weights[name])
-    save_file(weights, target / "model.safetensors")
-    embedding = weights["model.embed_tokens.weight"]
-    read = embedding * torch.rsqrt(embedding.pow(2).mean(1, keepdim=True) + 1e-6) * weights["model.norm.weight"]
-    own: dict[str, torch.Tensor] = {
-        "norm.weight": torch.zeros(32),
-        "markov_head.markov_w1.weight": read,
-        "markov_head.markov_w2.weight": weights["lm_head.weight"],
-        "confidence_head.proj.weight": torch.zeros(1, 64),
-        "confidence_head.proj.bias": torch.full((1,), 20.0),
-    }
-    drafter = save("dspark", tmp_path / "dspark", {"markov_rank": 32}, **own)
-    # Without a word of the rest of the drafter, the first 128 tokens are the candidates.
+    target, drafter = save_chain(tmp_path, tiny_llama)
     ids = tuple(range(4, 120))
     requests = [
         request(random_prompt(5 + at, VOCAB), f"o{at}", max_tokens=40, seed=at, allowed_token_ids=ids, **params)

@@ -15,7 +15,7 @@ from block_draft_reading import Reading
 from draft_engine import Built, FailedPass, watch
 from engine_harness import Answer, alone, engine, idle, in_turn, request, together
 from safetensors.torch import load_file, save_file
-from test_block_drafts_bits import hidden_states, picking
+from test_block_drafts_bits import hidden_states, method, picking
 from test_draft_heads import Placed, Rounds
 from test_engine_bits import COUNT, VOCAB, WAYS, crowded, mixed, same
 from tiny_models import load_reference
@@ -87,7 +87,9 @@ def row_of(work: Sequence[GenerateRequest], tokens: list[int]) -> BlockRow:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}], ids=str)
-@pytest.mark.parametrize("layout", ["zlab-windows", "zlab-mask-vector", "speculators"])
+@pytest.mark.parametrize(
+    "layout", ["zlab-windows", "zlab-mask-vector", "speculators", "dspark", "dspark-speculators", "dspark-specforge"]
+)
 def test_drafts_are_those_of_the_definition(
     layout: str, sizes: dict[str, Any], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +103,7 @@ def test_drafts_are_those_of_the_definition(
     ]
 
     async def main() -> None:
-        async with engine(tiny_llama, speculate=f"dflash:{drafter}", **sizes) as client:
+        async with engine(tiny_llama, speculate=f"{method(layout)}:{drafter}", **sizes) as client:
             placed_blocks(built)
             await together(client, work)
             await in_turn(client, work[:3])
@@ -186,15 +188,18 @@ def test_a_drafter_that_is_always_wrong_changes_nothing(
     assert built.counts.accepted == 0
 
 
+@pytest.mark.parametrize("layout", ["zlab-mask-vector", "dspark"])
 def test_masks_whose_rows_give_no_token_do_no_harm(
-    tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, tiny_llama: Path, wanted: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mask with a vector of its own is no token, and nothing is drawn in its place if all logits are infinite."""
+    """A mask with a vector of its own is no token, and nothing is drawn in its place if all logits are infinite. Where
+    a token depends on the one before it, there is none then."""
     built = watch(monkeypatch)
-    drafter = save("zlab-mask-vector", tmp_path / "drafter", **{"lm_head.weight": torch.full((VOCAB, 32), 3e38)})
+    own = {"lm_head.weight": torch.full((VOCAB, 32), 3e38), "mask_embedding": torch.ones(32)}
+    drafter = save(layout, tmp_path / "drafter", {"mask_token_id": None}, **own)
 
     async def main() -> None:
-        async with engine(tiny_llama, speculate=f"dflash:{drafter}") as client:
+        async with engine(tiny_llama, speculate=f"{method(layout)}:{drafter}") as client:
             same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
             await idle(client)
             placed_blocks(built)
@@ -203,14 +208,15 @@ def test_masks_whose_rows_give_no_token_do_no_harm(
     assert built.counts.drafted > 50
 
 
-def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["speculators", "dspark-speculators"])
+def test_preempted(layout: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = watch(monkeypatch)
-    drafter = save("speculators", tmp_path / "speculators")
+    drafter = save(layout, tmp_path / layout)
     work = crowded()
     expected = alone(tiny_llama, work[::5])
 
     async def main() -> None:
-        async with engine(tiny_llama, blocks=41, chunk=16, speculate=f"dflash:{drafter}") as client:
+        async with engine(tiny_llama, blocks=41, chunk=16, speculate=f"{method(layout)}:{drafter}") as client:
             same((await together(client, work))[::5], expected)
             assert (await idle(client)).scheduler.preemptions > 0
             placed_blocks(built)
@@ -219,9 +225,11 @@ def test_preempted(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert built.counts.drafted > 50
 
 
+@pytest.mark.parametrize("layout", ["zlab", "dspark"])
 @pytest.mark.parametrize("launch", [True, False])
 def test_a_pass_that_nothing_waits_for_may_fail(
     launch: bool,
+    layout: str,
     tiny_llama: Path,
     wanted: list[Answer],
     tmp_path: Path,
@@ -230,7 +238,7 @@ def test_a_pass_that_nothing_waits_for_may_fail(
 ) -> None:
     """At its launch, or later: then its error is found with a later round. Answers stay the same."""
     built, calls, launched = watch(monkeypatch), [0], PlacedBlocks._launch
-    drafter = save("zlab", tmp_path / "zlab")
+    drafter = save(layout, tmp_path / layout)
 
     def failing(model: PlacedBlocks, *given: Any) -> Any:
         calls[0] += bool(built.engines)
@@ -242,7 +250,7 @@ def test_a_pass_that_nothing_waits_for_may_fail(
     monkeypatch.setattr(PlacedBlocks, "_launch", failing)
 
     async def main() -> None:
-        async with engine(tiny_llama, speculate=f"dflash:{drafter}") as client:
+        async with engine(tiny_llama, speculate=f"{method(layout)}:{drafter}") as client:
             same(await together(client, mixed(COUNT, max_tokens=TOKENS)), wanted)
             await idle(client)
 

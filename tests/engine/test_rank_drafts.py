@@ -124,12 +124,13 @@ def test_every_rank_gets_the_drafts_of_a_model(
     assert built.model.unwaited > 0
 
 
-@pytest.mark.parametrize("layout", ["zlab", "zlab-mask-vector"])
+@pytest.mark.parametrize("layout", ["zlab", "zlab-mask-vector", "dspark"])
 def test_every_rank_gets_drafted_blocks(
     layout: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 alone has the drafter."""
-    expected, speculate = alone(tiny_llama), f"dflash:{save(layout, tmp_path / layout)}"
+    method = "dspark" if layout == "dspark" else "dflash"
+    expected, speculate = alone(tiny_llama), f"{method}:{save(layout, tmp_path / layout)}"
     built = watch(monkeypatch)
     preempted = run(tiny_llama, lambda client: all_ways(client, expected), speculate=speculate, **TIGHT)
     assert preempted > 0

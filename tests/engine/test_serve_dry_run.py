@@ -179,6 +179,13 @@ def test_the_servers_part(plan: Plan, tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+def test_where_the_cache_is_published(plan: Plan) -> None:
+    code, text = plan("--kv-memory", "1MiB", "--kv-events-endpoint", "nowhere")
+    assert (code, "--kv-events-endpoint 'nowhere'" in text) == (2, True)
+    code, text = plan("--kv-memory", "1MiB", "--kv-events-endpoint", "tcp://127.0.0.1:*")
+    assert (code, "publishes the prefix cache's changes at tcp://127.0.0.1:*" in text) == (0, True)
+
+
 @pytest.mark.parametrize("name", ["smollm2", "some-org/some-model"])
 def test_a_model_that_is_not_here_is_not_fetched(plan: Plan, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.hub.catalogue.pull", None)

@@ -84,8 +84,13 @@ async def _warm(session: aiohttp.ClientSession, target: Endpoint, prompts: Seque
     for i in range(count):
         ids = prompts[0].token_ids[i + 1 : i + 33]
         row = await send(session, target.url, target.model, Prompt(ids, 8), target.extra)
-        if row.error is not None:
+        if row.error is None:
+            continue
+        if row.error.startswith("HTTP "):
             raise ConfigError(f"{target.url} does not serve {target.model!r}: {row.error}")
+        raise ConfigError(
+            f"no answer from {target.url}: {row.error}; is the server running? `headrace serve` starts one"
+        )
 
 
 async def _all(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.batch < 1:
         raise ConfigError(f"--batch {args.batch}: at least 1")
     path, options = resolve_model(args.model), engine_options(args)
+    _check_packages(path)
     workload = replace(WORKLOADS[args.workload], concurrency=args.batch)
     prompts = build(workload, load_encoder(args.model), args.seed, args.requests)
     args.progress("static batches")
@@ -75,6 +77,15 @@ def run(args: argparse.Namespace) -> int:
     ours = _in_own_process(_headrace, path, workload, options, args.seed, args.requests)
     publish(args, _report(args, naive, ours, options))
     return 0
+
+
+def _check_packages(path: Path) -> None:
+    """Raises ConfigError for what transformers needs to read the model and is not installed."""
+    needed = ["transformers", *(["gguf"] if path.is_file() else [])]
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        found = " and ".join(missing)
+        raise ConfigError(f"`headrace bench naive` needs {found}: pip install {' '.join(missing)}")
 
 
 def ratios(naive: ServingResult, ours: ServingResult) -> dict[str, float]:

@@ -41,17 +41,18 @@ class BlockDraftCheckpoint:
         finish: Finish,
         place: Callable[[torch.Tensor], Any],
         finish_own: Finish | None = None,
+        draws: bool = False,
     ) -> BlockDraftWeights:
         """Read the weights, see `read_weights`. `own`: the target's matrices as it uses them, None if it holds only a
         part of them: then they are read again, whole, and finished by `finish`; those of the drafter by `finish_own`
-        (default: the same). Those of the drafter that equal the target's stored ones are
-        replaced by them. Raises CheckpointError that names file and tensor, UnsupportedModel for unknown tensors."""
+        (default: the same). Those of the drafter that equal the target's stored ones are replaced by them. Raises
+        CheckpointError that names file and tensor, UnsupportedModel for unknown tensors."""
 
         def same(role: str, matrix: Weight) -> bool:
             return same_values(matrix, _stored(target, role))
 
         tables = _Whole(target, finish) if own is None else own
-        return read_weights(self.config, self.source, str(self.path), tables, same, finish_own or finish, place)
+        return read_weights(self.config, self.source, str(self.path), tables, same, finish_own or finish, place, draws)
 
 
 class _Whole:

@@ -53,6 +53,10 @@ class GGUFSource:
                 rows = math.prod(entry.shape[:-1])
                 yield FloatMatrix(entry.name, rows, entry.shape[-1], entry.size // (rows * entry.shape[-1]))
 
+    def stored_sizes(self) -> Iterator[tuple[str, int]]:
+        """(name, bytes) of every tensor."""
+        return ((entry.name, entry.size) for entry in self.header.tensors.values())
+
     def matrix(self, name: str, rows: int, columns: int, bias: bool) -> Weight:
         entry = self._entry(f"{name}.weight", (rows, columns))
         weight = self._rows(entry, rows, columns)

@@ -31,6 +31,7 @@ _FIRST = "embed_tokens.weight"
 _BARE = ("embed_tokens.", "layers.", "norm.")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _FLOAT_SIZES = {"F32": 4, "BF16": 2, "F16": 2}
+_SIZES = {**_FLOAT_SIZES, "F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 class SafetensorsSource:
@@ -81,6 +82,12 @@ class SafetensorsSource:
             shape, size = found.get_shape(), _FLOAT_SIZES.get(found.get_dtype())
             if len(shape) > 1 and size is not None:
                 yield FloatMatrix(name, math.prod(shape[:-1]), shape[-1], size)
+
+    def stored_sizes(self) -> Iterator[tuple[str, int]]:
+        """(name, bytes) of every tensor, from the headers. The size of a type that is not known counts as a byte."""
+        for name, file in self._files.items():
+            found = file.get_slice(self._stored.get(name, name))
+            yield name, math.prod(found.get_shape()) * _SIZES.get(found.get_dtype(), 1)
 
     def error(self, message: str, name: str) -> CheckpointError:
         return CheckpointError(message, str(self._directory), name)

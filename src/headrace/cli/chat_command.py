@@ -62,7 +62,7 @@ def _answer_lines(args: argparse.Namespace) -> int:
 
 
 def _cannot_change(name: str | None) -> None:
-    _say("the model of a chat from a file is that of the command")
+    _say("the model of a chat whose lines are piped in is that of the command")
 
 
 def chat(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from headrace.cli.pieces import Pieces
-from headrace.cli.server_address import server_address
+from headrace.cli.server_address import server_address, transport_fault
 from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, excerpt
 from headrace.event_stream import event_data
 
@@ -91,8 +91,9 @@ class RemoteSource:
                     raise _refusal(response)
                 yield response
         except httpx.TransportError as error:
-            why = str(error) or type(error).__name__
-            raise ConfigError(f"--url {self._url}: no answer ({why}); is the server running?") from error
+            raise ConfigError(
+                f"--url {self._url}: no answer ({transport_fault(error)}); is the server running?"
+            ) from error
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"--url {self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}"

@@ -11,6 +11,7 @@ from headrace.cli.command_options import build_config
 from headrace.cli.logs import set_up_logging
 from headrace.cli.model_fetch import fetch_model
 from headrace.errors import ConfigError
+from headrace.wording import counted
 
 __all__ = ["configure", "run"]
 
@@ -39,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
     config = config.model_copy(update={"server": server})
     totals = run_batch(config, path, source, Path(args.output), args.resume)
     there = f", {totals.earlier} were there" if totals.earlier else ""
-    print(f"{totals.answered} lines answered, {totals.refused} refused{there}: {args.output}")
+    print(f"{counted(totals.answered, 'line')} answered, {totals.refused} refused{there}: {args.output}")
     return 0

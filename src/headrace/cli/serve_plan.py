@@ -68,7 +68,7 @@ def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterato
     scheduler = config.scheduler.with_draft_model(lambda name, is_model: resolve_drafter(name, is_model, find_local))
     model = config.model.model_copy(update={"model": str(path)})
     plan = plan_engine(config.model_copy(update={"model": model, "scheduler": scheduler}))
-    yield f"  {path}: {counted(plan.layers, 'layer')}, {plan.vocab_size} tokens, weights of {plan.weight_dtype}"
+    yield f"  {path}: {counted(plan.layers, 'layer')}, {plan.vocab_size} tokens, {plan.weight_dtype} weights"
     yield "platform"
     yield f"  {plan.platform}"
     yield "choices"
@@ -143,6 +143,11 @@ def _server(config: ServerConfig) -> Iterator[str]:
 
         Tracing()
         yield "  traces are sent"
+    if config.kv_events_endpoint is not None:
+        from headrace.server.zmq_events import check_endpoint
+
+        check_endpoint(config.kv_events_endpoint)
+        yield f"  publishes the prefix cache's changes at {config.kv_events_endpoint}"
     if config.state_dir is not None:
         _check_folder(Path(config.state_dir))
         yield f"  keeps what clients ask for in {config.state_dir}"

@@ -8,7 +8,7 @@ import httpx
 
 from headrace.errors import ConfigError
 
-__all__ = ["ServerAddress", "server_address"]
+__all__ = ["ServerAddress", "server_address", "transport_fault"]
 
 
 class ServerAddress(NamedTuple):
@@ -22,6 +22,16 @@ class ServerAddress(NamedTuple):
     def options(self) -> dict[str, Any]:
         """For `httpx.Client`."""
         return {} if self.uds is None else {"transport": httpx.HTTPTransport(uds=self.uds)}
+
+
+def transport_fault(error: Exception) -> str:
+    """Why a server gave no answer, in one line, with the remedy where TLS is the reason."""
+    why = " ".join(str(error).split()) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        why += "; to trust a certificate of your own, set SSL_CERT_FILE to its file"
+    elif isinstance(error, httpx.RemoteProtocolError) and "disconnected" in why:
+        why += "; a server with TLS has an address with https://"
+    return why
 
 
 def server_address(url: str, option: str = "--url ") -> ServerAddress:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config import EAGLE3, MTP
+from headrace.config import DRAFT, MTP, WITH_CHECKPOINT
 from headrace.errors import HeadraceError
 from headrace.hub.catalogue import CATALOGUE, resolve_model
 from headrace.hub.model_reference import parse_repository
@@ -18,7 +18,8 @@ from headrace.speculation.ngram import NgramDrafter
 __all__ = ["add_depths", "speculation_facts", "speculation_lines"]
 
 _HOOK = "headrace_drafters"
-_BLOCKS = ("dflash", "dspark")
+_BETWEEN = {"dflash": "DFlash2", "dspark": "gated and recurrent Markov heads"}
+"""Checkpoints of a method whose drafts the device does not make."""
 _OF_PLUGINS = "nothing else"
 """A plugin's drafter is made without arguments."""
 
@@ -58,8 +59,8 @@ def add_depths(
         if found.drafts:
             # The others are refused there.
             rest = " and of pipelines" if fact["name"] == NgramDrafter.name else ""
-            rest += " and of DFlash2" if fact["name"] == "dflash" and not fact.get("chosen") else ""
-            fact["why"] = f"the device makes the drafts, without those of predictions{rest}"
+            rest += f" and of {_BETWEEN[fact['name']]}" if fact["name"] in _BETWEEN and not fact.get("chosen") else ""
+            fact["why"] = f"the device makes the drafts, except those of predictions{rest}"
         else:
             fact["why"] = "drafts are made between two steps" + (f": {found.why}" if found.why else "")
 
@@ -73,13 +74,14 @@ def _directory(chosen: str | None) -> str | None:
 def _about(chosen: str | None) -> str | None:
     """What is known of the chosen checkpoint, if it is a head or a block drafter on this machine."""
     method, _, path = (chosen or "").partition(":")
-    if method not in (EAGLE3, MTP, *_BLOCKS) or not Path(path).is_dir():
+    if method == DRAFT or method not in (*WITH_CHECKPOINT, MTP) or not Path(path).is_dir():
         return None
     # Late: torch.
     from headrace.checkpoints.block_drafts import describe_block_draft
     from headrace.checkpoints.drafter_weights import describe_head_files
+    from headrace.models.block_draft_config import BLOCK_METHODS
 
-    parts = [describe_block_draft(path, method)] if method in _BLOCKS else []
+    parts = [describe_block_draft(path, method)] if method in BLOCK_METHODS else []
     parts += [describe_head_files(Path(path))] if any(Path(path).glob("*.safetensors")) else []
     return "; ".join(parts) or None
 

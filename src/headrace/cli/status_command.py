@@ -49,7 +49,7 @@ def _read(url: str, key: str | None, option: str) -> dict[str, Any]:
     address, for messages. Raises EngineDead and ConfigError."""
     import httpx
 
-    from headrace.cli.server_address import server_address
+    from headrace.cli.server_address import server_address, transport_fault
 
     at = server_address(url, option=option)
     address = at.shown
@@ -65,7 +65,7 @@ def _read(url: str, key: str | None, option: str) -> dict[str, Any]:
             found: dict[str, Any] = answer.json()
             return found
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise EngineDead(f"no answer from {address}: {error or type(error).__name__}") from None
+        raise EngineDead(f"no answer from {address}: {transport_fault(error)}") from None
 
 
 def _server_row(http: Any, address: str) -> dict[str, Any]:

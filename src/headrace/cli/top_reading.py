@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from headrace.cli.server_address import server_address
+from headrace.cli.server_address import server_address, transport_fault
 
 __all__ = ["Reader", "Reading", "Window", "quantile"]
 
@@ -105,7 +105,7 @@ def _described(error: Exception) -> str:
         if status == 501:
             return "it is a router, which has no engine of its own: give the address of one of its engines"
         return f"it answers {status}, and not as a Headrace server does"
-    return " ".join(str(error).split()) or type(error).__name__
+    return transport_fault(error)
 
 
 class Window:

@@ -53,6 +53,8 @@ def check_method(choice: SpeculationChoice, speculate: str | None, predicted: bo
     own = None if speculate is None else speculate.partition(":")[0]
     if choice.method in (None, own) or (choice.method == PREDICTED and predicted):
         return
+    if choice.method == PREDICTED:
+        raise _wrong(".method", f"{PREDICTED!r} needs a `prediction`, and this request has none: give one")
     there = [] if own in (None, PREDICTED) else [str(own)]
     there.append(own if own == PREDICTED else f"{PREDICTED} (for a request with a `prediction`)")
     raise _wrong(".method", f"{excerpt(choice.method, 60)} is not what this engine drafts with: {', '.join(there)}")

@@ -15,9 +15,9 @@ from headrace.kernels.inputs import batch_of, parameter_arrays
 from headrace.models.block_draft_config import BlockDraftConfig
 from headrace.models.block_drafter import BlockBatch
 from headrace.sampling import DEVICE_ROWS
-from headrace.types import NO_TOKEN, SamplingBatch
+from headrace.types import GIVEN, NO_TOKEN, SamplingBatch
 
-__all__ = ["BlockPlace", "block_arrays", "block_batch", "block_draws", "drawn_arrays"]
+__all__ = ["BlockPlace", "block_arrays", "block_batch", "block_draws", "chain_arrays", "drawn_arrays", "moved_arrays"]
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int32]
@@ -44,39 +44,67 @@ def block_arrays(config: BlockDraftConfig, places: Sequence[BlockPlace], block_s
 def block_draws(
     config: BlockDraftConfig, seqs: Sequence[Drafted], before: SamplingBatch | None = None
 ) -> SamplingBatch:
-    """The draws of the target at the places of the drafts of blocks. Penalties have no part in them: they would read
-    what the other rows of the block write. `before`: those of an earlier round of the very same sequences. Without
+    """The draws of the target at the places of the drafts of blocks; at the first place of each, if they are made one
+    after another: then `min_tokens` bans for a block what it bans there. Penalties have no part in them: they would
+    read what the other rows of the block write. `before`: those of an earlier round of the very same sequences. Without
     constraints only places differ from it."""
-    positions = (np.array([seq.known for seq in seqs])[:, None] + np.arange(config.drafts)).astype(np.int32).reshape(-1)
+    each = config.drafts if config.independent else 1
+    positions = _drafted(seqs, each)
     if before is not None and all(seq.constraints is None for seq in seqs):
         return replace(before, position=positions)
-    drawn = draws(seqs, positions, config.drafts)
+    drawn = draws(seqs, positions, each)
     neutral = {name: np.full_like(drawn.params[name], DEVICE_ROWS[name].neutral) for name in _PENALTIES}
     return replace(drawn, params={**drawn.params, **neutral})
 
 
-def drawn_arrays(
-    config: BlockDraftConfig,
-    places: Sequence[BlockPlace],
-    seqs: Sequence[Drafted],
-    block_size: int,
-    drawn: SamplingBatch,
+def _drafted(seqs: Sequence[Drafted], each: int) -> Ints:
+    """The places of the first drafts of each sequence, one after another."""
+    return (np.array([seq.known for seq in seqs])[:, None] + np.arange(each)).astype(np.int32).reshape(-1)
+
+
+def moved_arrays(
+    config: BlockDraftConfig, places: Sequence[BlockPlace], seqs: Sequence[Drafted], block_size: int
 ) -> dict[str, Array]:
-    """The inputs of a round whose tokens the device draws, unpadded; `bounds` as in `head_plans.HeadPass`."""
+    """The inputs of a pass whose rows the device moves, without draws, unpadded. `bounds` is as in
+    `head_plans.HeadPass`."""
     rows = _rows(config, places, block_size)
     slots = np.array([seq.slot for seq in seqs], np.int32)
     bounds = np.array([seq.bound for seq in seqs], np.int32)
-    prompts = np.array([len(seq.request.prompt) for seq in seqs], np.int32)
-    count, ids = len(rows["rows"]), rows["token_ids"]
+    ids = rows["token_ids"]
     unmasked = {"unmasked": np.where(ids == config.decoder.vocab, 0, ids)} if config.mask_token is None else {}
     return {
         **rows,
         **unmasked,
         "slots": slots.repeat(config.rows),
         "bounds": bounds.repeat(config.rows),
-        "slot": slots.repeat(config.drafts),
-        "prompt_len": prompts.repeat(config.drafts),
-        **parameter_arrays(drawn, count, config.decoder.vocab),
+        "position": _drafted(seqs, config.drafts),
+    }
+
+
+def drawn_arrays(config: BlockDraftConfig, seqs: Sequence[Drafted], drawn: SamplingBatch) -> dict[str, Array]:
+    """The further inputs if the device draws all tokens in that pass."""
+    return _drawing(seqs, config.drafts, drawn, config.decoder.vocab)
+
+
+def chain_arrays(
+    config: BlockDraftConfig, moved: Mapping[str, Array], seqs: Sequence[Drafted], drawn: SamplingBatch
+) -> dict[str, Array]:
+    """The inputs of the draws behind a pass, if each token depends on the one before it, unpadded: a sequence of one
+    token for each block, its anchor. `moved`: the inputs of the pass."""
+    names = ("positions", "slot_mapping", "context_lens", "block_tables", "slots", "bounds")
+    anchors = {name: np.ascontiguousarray(moved[name][:: config.rows]) for name in names}
+    return {**anchors, **_of_chain(len(seqs)), **_drawing(seqs, 1, drawn, config.decoder.vocab)}
+
+
+def _drawing(seqs: Sequence[Drafted], each: int, drawn: SamplingBatch, vocab: int) -> dict[str, Array]:
+    """The inputs of draws, so many for `each` sequence."""
+    slots = np.array([seq.slot for seq in seqs], np.int32)
+    prompts = np.array([len(seq.request.prompt) for seq in seqs], np.int32)
+    return {
+        "slot": slots.repeat(each),
+        "prompt_len": prompts.repeat(each),
+        "target": _no_targets(len(seqs) * each),
+        **parameter_arrays(drawn, len(seqs) * each, vocab),
     }
 
 
@@ -120,8 +148,26 @@ def _lasting(count: int, rows: int, anchored: bool) -> dict[str, Array]:
         "query_start": np.arange(total + 1, dtype=np.int32),
         "slots": np.zeros(total, np.int32),
         "rows": guessing,
-        "target": np.full(len(guessing), NO_TOKEN, np.int32),
     }
+
+
+@lru_cache(maxsize=64)
+def _of_chain(count: int) -> dict[str, Array]:
+    """The inputs of draws one after another that are the same for all sequences; nobody changes them."""
+    one_each = np.arange(count, dtype=np.int32)
+    return {
+        "sizes": np.full(3, count, np.int32),
+        "token_ids": _no_targets(count),
+        "token_seq": one_each,
+        "query_start": np.arange(count + 1, dtype=np.int32),
+        "rows": one_each,
+        "unmoved": np.full(count, GIVEN, np.int32),
+    }
+
+
+@lru_cache(maxsize=64)
+def _no_targets(count: int) -> Ints:
+    return np.full(count, NO_TOKEN, np.int32)
 
 
 def _scored(rows: int, vocab: int) -> dict[str, Array]:

@@ -16,6 +16,7 @@ from headrace.config import CacheConfig, Config
 from headrace.engine.block_head import block_head
 from headrace.engine.block_model import BlockDraftModel
 from headrace.engine.block_rounds import BlockRounds, BlockSizes, blocks_together, spare_blocks
+from headrace.engine.draft_depth import drafts_of
 from headrace.engine.draft_weights import draft_weights
 from headrace.engine.placed_blocks import PlacedBlocks
 from headrace.engine.ranks.rank_messages import Sizes
@@ -47,6 +48,8 @@ class BlockDraft:
     layout: KVLayout
     """Of its own layers of the cache."""
     precision: DraftWeights
+    draws: bool = False
+    """The device draws the tokens."""
     max_model_len: int = 0
     """The engine's, which must be set before `tap`."""
     _weights: BlockDraftWeights | None = field(default=None, init=False)
@@ -79,7 +82,8 @@ class BlockDraft:
         self, device: Device, ops: Ops, weights: DecoderWeights, finish: Finish, place: Callable[[torch.Tensor], Any]
     ) -> None:
         own = weights if weights.first_token is None else None
-        self._weights = self.checkpoint.weights(own, self.target, finish, place, self.precision.of_head(finish))
+        mine = self.precision.of_head(finish)
+        self._weights = self.checkpoint.weights(own, self.target, finish, place, mine, self.draws)
         self._ops, self._place = ops, place
 
     def tap(self, layer: int) -> ContextTap:
@@ -100,7 +104,7 @@ class BlockDraft:
         sizes = BlockSizes(target.kv_layout.block_size, target.num_blocks, target.max_num_seqs, target.max_model_len)
         path, head = str(self.checkpoint.path), block_head(config, weights.tables)
         found: BlockDraftModel | PlacedBlocks
-        if runner.config.head_drafts:
+        if self.draws:
             found = PlacedBlocks(path, device, runner, self._drafter, sizes, head.columns(goal.vocab), busy_seconds)
         else:
             found = BlockDraftModel(path, device, runner, self._drafter, BlockChoice(head), sizes, busy_seconds)
@@ -146,4 +150,5 @@ def find_block_draft(config: Config, target: Checkpoint, device: Device) -> Bloc
     model = config.model.model_copy(update={"max_model_len": None})
     own = config.model_copy(update={"cache": cache, "model": model})
     resolved, _ = resolve(own, device.capabilities(), facts, 0, "the device of the drafter")
-    return BlockDraft(checkpoint, target, resolved.kv_layout, draft_weights(config, target, device.capabilities()))
+    precision, draws = draft_weights(config, target, device.capabilities()), drafts_of(config, device) > 0
+    return BlockDraft(checkpoint, target, resolved.kv_layout, precision, draws)

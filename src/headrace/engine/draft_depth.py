@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.checkpoints.block_drafts import block_draft_settings
 from headrace.config import DRAFT, EAGLE3, MTP, Config
-from headrace.kernels import widen_logits
+from headrace.kernels import correct_logits, widen_logits
 from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, ByReference, Missing
 from headrace.kernels.spec import OpSpec
 from headrace.models.block_draft_config import BLOCK_METHODS, BlockDraftConfig
@@ -50,8 +50,8 @@ def draft_depth(method: str, path: str | None, stages: int, tags: Mapping[str, s
         # Its drafts wait for nothing.
         return DraftDepth(0, "a sequence is in one step of a pipeline at a time")
     block = block_draft_settings(path, method) if method in BLOCK_METHODS and path is not None else None
-    if method == "dspark" if block is None else not block.independent:
-        return DraftDepth(0, "a token of a block depends on the one before it")
+    if block is not None and block.undrawable:
+        return DraftDepth(0, block.undrawable)
     lacks = [spec.name for spec in _NEEDED[method] if tags.get(spec.name) in (None, ByReference.tag, Missing.tag)]
     lacks += [name for name in _by_reference_too(block) if tags.get(name) in (None, Missing.tag)]
     if lacks:
@@ -61,13 +61,16 @@ def draft_depth(method: str, path: str | None, stages: int, tags: Mapping[str, s
 
 def _by_reference_too(block: BlockDraftConfig | None) -> list[str]:
     """Further operators that the draws of a block need, for which a reference will do."""
-    return [widen_logits.SPEC.name] if block is not None and block.draft_vocab is not None else []
+    if block is None:
+        return []
+    chained = [correct_logits.SPEC.name] if block.chained else []
+    return chained + ([widen_logits.SPEC.name] if block.draft_vocab is not None else [])
 
 
 def operator_tags(device: Device) -> dict[str, str]:
     """How the device has the operators that `draft_depth` asks for."""
     other = Missing.tag if device.extension(TorchTensors) is None else ByReference.tag
-    specs = (*DRAFTING, *HEAD_DRAFTING, widen_logits.SPEC)
+    specs = (*DRAFTING, *HEAD_DRAFTING, correct_logits.SPEC, widen_logits.SPEC)
     return {spec.name: other if device.op(spec) is None else _OWN for spec in specs}
 
 

@@ -9,7 +9,7 @@ from headrace.checkpoints.quantizing import check_quantizing
 from headrace.config import Config
 from headrace.engine.peer_loading import try_peers
 from headrace.engine.rank_loading import device_options
-from headrace.engine.stages import check_stages, shard_of
+from headrace.engine.stages import all_stored, check_stages, shard_of
 from headrace.engine.startup import check_collectives, check_devices, find_drafts, resolve_on
 from headrace.engine.tier_loading import check_tiers
 from headrace.grammar.loading import find_backend
@@ -76,7 +76,7 @@ def plan_engine(config: Config) -> EnginePlan:
         layers=len(checkpoint.decoder_config.layers),
         vocab_size=facts.vocab_size,
         weight_dtype=checkpoint.weight_dtype,
-        weight_bytes=checkpoint.total_bytes // alone,
+        weight_bytes=all_stored(config, checkpoint) // alone,
         draft_bytes=0 if drafts is None else drafts.total_bytes,
         draft_quantization=None if drafts is None else drafts.precision.kind or "none",
         cache_bytes=size // alone * resolved.num_blocks * block_bytes,

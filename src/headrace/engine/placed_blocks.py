@@ -1,10 +1,13 @@
-"""Drafts of a block drafter whose tokens the device draws, each without its neighbours.
+"""Drafts of a block drafter whose tokens the device draws, each without its neighbours or one after another.
 
 If the device places a sequence, its block is launched while steps before it are in flight, and nothing waits for it.
 The device moves the rows to where the last right token is, takes that from its history of tokens, and writes what it
 draws behind it, where the next step finds its drafts. Masks stand in the history for the time of the pass: each is at
 the place of a draft of the same block. One that is no token gives way to a token before the draw, because a row that
 gives none leaves it there.
+
+If a token adds something to the logits of the next one (DSpark), the draws are a second executable behind the pass: a
+chain of one draw for each place of a block, of the same place of all blocks at once. Its tokens never leave the device.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine.block_batch import BlockPlace, block_draws, drawn_arrays
+from headrace.engine.block_batch import BlockPlace, block_draws, chain_arrays, drawn_arrays, moved_arrays
 from headrace.engine.block_rounds import WARM_UP, BlockRounds, BlockSizes, StepCache
 from headrace.engine.head_plans import Drafted
 from headrace.engine.resident_inputs import ResidentInputs
@@ -44,10 +47,18 @@ class _Wanted(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Of one pass, on the device."""
+    """Of one executable, on the device."""
 
     tensors: dict[str, Tensor]
     bucket: Bucket
+
+
+class _Pass(NamedTuple):
+    """The inputs of one pass."""
+
+    block: _Inputs
+    chain: _Inputs | None
+    """Of the draws behind it, if they are made one after another."""
     tokens: int
     context: int
     """The tokens that its tokens attend to, in total."""
@@ -60,6 +71,20 @@ class _Launched(NamedTuple):
     context: int
     drawn: Pending
     """int32 [drafts of all its blocks]"""
+
+
+class _ChainTokens(NamedTuple):
+    """A `Pending` of the tokens of a chain: of each place, those of all blocks."""
+
+    places: Sequence[Pending]
+
+    def done(self) -> bool:
+        return self.places[-1].done()
+
+    def result(self) -> npt.NDArray[np.int32]:
+        """Raises PlatformError."""
+        found: npt.NDArray[np.int32] = np.stack([one.result() for one in self.places], axis=1).reshape(-1)
+        return found
 
 
 class PlacedBlocks(BlockRounds):
@@ -83,7 +108,9 @@ class PlacedBlocks(BlockRounds):
         self._cache = cache
         self._columns = None if columns is None else device.put(columns)
         self._executables: dict[tuple[str, Bucket], Executable] = {}
-        self._resident = ResidentInputs(device)
+        self._resident, self._resident_chain = ResidentInputs(device), ResidentInputs(device)
+        count = self._together
+        self._chain_bucket = Bucket(count, count, count, self._bucket.blocks)
         self._drawn: tuple[Sequence[Drafted], SamplingBatch | None] = ((), None)
         """The sequences of the latest pass, and their draws."""
 
@@ -97,7 +124,7 @@ class PlacedBlocks(BlockRounds):
             wanted = [_Wanted(row, seq, self.drafts) for row, seq in enumerate(seqs)]
             for _ in range(WARM_UP):
                 # Rounds are not waited for, so their passes run right behind other work: measure them like that.
-                self._launch(self._inputs(wanted))
+                self._launch(self._inputs(wanted), False)
                 self._timed([wanted])
 
     def room(self, sequence: str) -> int:
@@ -116,7 +143,7 @@ class PlacedBlocks(BlockRounds):
             if timed:
                 found, seconds = self._timed(groups)
             else:
-                launched = [self._launch(self._inputs(group)) for group in groups]
+                launched = [self._launch(self._inputs(group), False) for group in groups]
                 seconds = self._leave([one.drawn for one in launched], [(one.tokens, one.context) for one in launched])
                 found = [[] for _ in fit]
             for each, own in zip(fit, found, strict=True):
@@ -133,8 +160,8 @@ class PlacedBlocks(BlockRounds):
         """The drafts of all blocks, and the seconds that they take once the device has finished what is in flight."""
         inputs = [self._inputs(group) for group in groups]
         # Its result comes when the first pass begins.
-        begun = self._device.get(self._run("mark", inputs[0])["mark"])
-        launched = [self._launch(own) for own in inputs]
+        begun = self._device.get(self._run("mark", inputs[0].block)["mark"])
+        launched = [self._launch(own, True) for own in inputs]
         begun.result()
         start = last = self._clock()
         found = list[list[int]]()
@@ -146,20 +173,36 @@ class PlacedBlocks(BlockRounds):
             found += drawn.reshape(len(group), self.drafts).tolist()
         return found, last - start
 
-    def _inputs(self, group: Sequence[_Wanted]) -> _Inputs:
-        config, seqs, bucket = self._drafter.config, [each.seq for each in group], self._bucket
+    def _inputs(self, group: Sequence[_Wanted]) -> _Pass:
+        config, seqs = self._drafter.config, [each.seq for each in group]
         places = [
             BlockPlace(NO_TOKEN if seq.placed else seq.tokens[-1], seq.known - 1, seq.target_blocks) for seq in seqs
         ]
         covered = [self._covered(at, place) for at, place in enumerate(places)]
         drawn = self._draws(seqs)
-        arrays = drawn_arrays(config, covered, seqs, self._sizes.block_size, drawn)
+        arrays = moved_arrays(config, covered, seqs, self._sizes.block_size)
         tokens, context = len(arrays["token_ids"]), int(arrays["whole_lens"].sum())
+        if config.independent:
+            arrays |= drawn_arrays(config, seqs, drawn)
+            return _Pass(self._put(self._resident, arrays, self._bucket, drawn), None, tokens, context)
+        behind = chain_arrays(config, arrays, seqs, drawn)
+        block = self._put(self._resident, arrays, self._bucket, None)
+        chain = self._put(self._resident_chain, behind, self._chain_bucket, drawn)
+        return _Pass(block, chain, tokens, context)
+
+    def _put(
+        self,
+        resident: ResidentInputs,
+        arrays: dict[str, npt.NDArray[Any]],
+        bucket: Bucket,
+        drawn: SamplingBatch | None,
+    ) -> _Inputs:
         if self._static:
-            biases, masks = constraint_sizes(drawn)
-            bucket = replace(bucket, biases=biases, masks=masks)
+            if drawn is not None:
+                biases, masks = constraint_sizes(drawn)
+                bucket = replace(bucket, biases=biases, masks=masks)
             arrays = pad_arrays(arrays, bucket, self._sizes.max_num_seqs)
-        return _Inputs(self._resident.put(arrays), bucket, tokens, context)
+        return _Inputs(resident.put(arrays), bucket)
 
     def _draws(self, seqs: Sequence[Drafted]) -> SamplingBatch:
         before, drawn = self._drawn
@@ -168,14 +211,29 @@ class PlacedBlocks(BlockRounds):
         self._drawn = seqs, found
         return found
 
-    def _launch(self, inputs: _Inputs) -> _Launched:
-        return _Launched(inputs.tokens, inputs.context, self._device.get(self._run("draw", inputs)["tokens"]))
+    def _launch(self, inputs: _Pass, read: bool) -> _Launched:
+        """`read`: the tokens are wanted, not only to know that they are there."""
+        get = self._device.get
+        if inputs.chain is None:
+            drawn = get(self._run("draw", inputs.block)["tokens"])
+        else:
+            logits = self._run("guess", inputs.block)["guesses"]
+            chain = inputs.chain._replace(tensors={**inputs.chain.tensors, "guesses": logits})
+            outputs = self._run("chain", chain)
+            places = range(0 if read else self.drafts - 1, self.drafts)
+            drawn = _ChainTokens([get(outputs[f"tokens {at}"]) for at in places])
+        return _Launched(inputs.tokens, inputs.context, drawn)
 
     def _run(self, part: str, inputs: _Inputs) -> Mapping[str, Tensor]:
         found = self._executables.get((part, inputs.bucket))
         if found is None:
-            function: StepFn = self._draw if part == "draw" else self._mark
-            found = self._executables[part, inputs.bucket] = self._device.compile(function, inputs.bucket)
+            functions: dict[str, StepFn] = {
+                "draw": self._draw,
+                "mark": self._mark,
+                "guess": self._guess,
+                "chain": self._chain,
+            }
+            found = self._executables[part, inputs.bucket] = self._device.compile(functions[part], inputs.bucket)
         return self._cache.read(found, inputs.tensors, True)
 
     def _mark(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
@@ -183,6 +241,33 @@ class PlacedBlocks(BlockRounds):
         return kv, {"mark": self._shifted(batch_of(inputs), inputs).positions, **self._history(inputs)}
 
     def _draw(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        block, position = self._block(inputs)
+        drawn = self._drafter.sample(block, sample_inputs_of({**inputs, "position": position}), kv, self._columns)
+        return kv, {"tokens": drawn, **self._history(inputs)}
+
+    def _guess(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        block, _ = self._block(inputs)
+        return kv, {"guesses": self._drafter.logits(block, kv), **self._history(inputs)}
+
+    def _chain(self, kv: KV, inputs: Mapping[str, Tensor]) -> tuple[KV, Mapping[str, Tensor]]:
+        drafter, own = self._drafter, cast(OptionalOps, self._drafter.ops)
+        batch, found = batch_of(inputs), dict[str, Tensor]()
+        moved = self._shifted(batch, inputs)
+        batch, position = moved.of(batch), moved.position
+        tokens = drafter.ops.resolve_tokens(batch, inputs["history"])
+        for at in range(self.drafts):
+            logits = drafter.corrected(inputs["guesses"], tokens, batch, at)
+            if self._columns is not None:
+                logits = own.widen_logits(logits, self._columns)
+            sampling = sample_inputs_of({**inputs, "position": position})
+            tokens = found[f"tokens {at}"] = drafter.ops.sample(logits, sampling, batch, -1).tokens
+            if at + 1 < self.drafts:
+                here = replace(batch, positions=position)
+                position = self._shifted(here, {**inputs, "bounds": inputs["unmoved"]}).next_positions
+        return kv, {**found, **self._history(inputs)}
+
+    def _block(self, inputs: Mapping[str, Tensor]) -> tuple[BlockBatch, Tensor]:
+        """The blocks where the device knows them to be, and the places of their drafts."""
         batch = batch_of(inputs)
         moved = self._shifted(batch, inputs)
         last = self._shifted(
@@ -192,9 +277,7 @@ class PlacedBlocks(BlockRounds):
         ids = self._drafter.ops.resolve_tokens(batch, inputs["history"])
         if "unmasked" in inputs:
             self._drafter.ops.resolve_tokens(replace(batch, token_ids=inputs["unmasked"]), inputs["history"])
-        block = BlockBatch(replace(batch, token_ids=ids), last.positions, last.context_lens)
-        drawn = self._drafter.sample(block, sample_inputs_of({**inputs, "position": moved.position}), kv, self._columns)
-        return kv, {"tokens": drawn, **self._history(inputs)}
+        return BlockBatch(replace(batch, token_ids=ids), last.positions, last.context_lens), moved.position
 
     def _shifted(self, batch: Batch, inputs: Mapping[str, Tensor]) -> Shifted:
         own = cast(OptionalOps, self._drafter.ops)

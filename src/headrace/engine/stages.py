@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headrace.checkpoints.checkpoint import Checkpoint
+from headrace.checkpoints.rank_copies import stored_on_ranks
 from headrace.config import Config
 from headrace.errors import ConfigError, PlatformError
 from headrace.models.config import DecoderConfig
 from headrace.models.sharding import RowPipe, Shard, StageLinks, local_config
 from headrace.platforms.interface import Device, PassesRows
 
-__all__ = ["check_stages", "connect_stages", "describe_stages", "shard_of", "widest_stage"]
+__all__ = ["all_stored", "check_stages", "connect_stages", "describe_stages", "shard_of", "widest_stage"]
 
 
 def check_stages(config: Config) -> None:
@@ -27,6 +29,11 @@ def shard_of(config: Config, rank: int) -> Shard:
     """The part of the model that a rank has."""
     parallel = config.parallel
     return Shard.of(rank, parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.expert_parallel)
+
+
+def all_stored(config: Config, checkpoint: Checkpoint) -> int:
+    """The bytes of the weights of all ranks together, as stored."""
+    return stored_on_ranks(checkpoint, shard_of(config, 0))
 
 
 def widest_stage(config: Config, decoder: DecoderConfig) -> Shard:

@@ -34,7 +34,7 @@ from headrace.engine.ranks.rank_messages import Loaded, Opened, Sizes
 from headrace.engine.runner import Runner
 from headrace.engine.sampling_defaults import describe, sampling_defaults
 from headrace.engine.service import Progress
-from headrace.engine.stages import check_stages, describe_stages, shard_of, widest_stage
+from headrace.engine.stages import all_stored, check_stages, describe_stages, shard_of, widest_stage
 from headrace.engine.tier_loading import check_tiers, open_tiers
 from headrace.engine.wire import EngineInfo, TransferInfo
 from headrace.errors import ConfigError
@@ -273,10 +273,8 @@ def resolve_on(
     """The choices for every rank, from the free memory of rank 0, which ranks of one host share. A draft model's
     or head's weights and cache take their part."""
     capabilities, (free, _) = device.capabilities(), device.memory()
-    if capabilities.host_memory:
-        free = max(0, free - checkpoint.total_bytes) // size
-    else:
-        free = max(0, free - checkpoint.total_bytes // size)
+    stored = all_stored(config, checkpoint)
+    free = max(0, free - stored) // size if capabilities.host_memory else max(0, free - stored // size)
     beside = None
     if draft is not None:
         free, beside = max(0, free - draft.total_bytes), draft.layout

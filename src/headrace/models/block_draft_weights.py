@@ -28,6 +28,7 @@ __all__ = [
     "BlockLayer",
     "BlockTables",
     "ConvolutionWeights",
+    "MarkovWeights",
     "TargetMatrices",
     "read_weights",
 ]
@@ -77,8 +78,18 @@ class BlockLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkovWeights:
+    """A vanilla Markov head, for a device that chooses the tokens."""
+
+    before: Weight
+    """[V, rank]: a vector of each token before."""
+    after: Weight
+    """[Vd, rank]: its products with that vector are added to the logits."""
+
+
+@dataclass(frozen=True, slots=True)
 class BlockTables:
-    """Tensors that choose the tokens of a block, on the host; None for what a drafter lacks."""
+    """Tensors that choose the tokens of a block, on the host; None for what a drafter lacks, or the device has."""
 
     draft_ids: Tensor | None = None
     """int64 [Vd]: the target's token of each one that it may guess."""
@@ -115,6 +126,8 @@ class BlockDraftWeights:
     side: Weight | None
     """[m, H]: products of the last hidden state that the choice of tokens reads."""
     tables: BlockTables
+    markov: MarkovWeights | None = None
+    """If the device chooses the tokens and the drafter has such a head."""
 
 
 def read_weights(
@@ -125,13 +138,15 @@ def read_weights(
     same_as_target: Callable[[str, Weight], bool],
     finish: Finish,
     place: Callable[[Tensor], Any],
+    draws: bool = False,
 ) -> BlockDraftWeights:
     """The weights of a drafter. `same_as_target("embedding" or "head", matrix)` compares a stored matrix with the
-    target's; `finish` and `place` as for the target (`assemble.Assembly`).
+    target's; `finish` and `place` as for the target (`assemble.Assembly`). `draws`: the device chooses the tokens of a
+    drafter that is not `undrawable`, so nothing is read for the host's choice.
 
     Raises CheckpointError for a missing tensor or one of a wrong shape, UnsupportedModel for tensors that are not used.
     """
-    return _Reading(config, source, path, target, same_as_target, finish, place).run()
+    return _Reading(config, source, path, target, same_as_target, finish, place, draws).run()
 
 
 @dataclass(slots=True)
@@ -143,6 +158,7 @@ class _Reading:
     same_as_target: Callable[[str, Weight], bool]
     finish: Finish
     place: Callable[[Tensor], Any]
+    draws: bool
     prefix: str = ""
 
     def run(self) -> BlockDraftWeights:
@@ -161,6 +177,7 @@ class _Reading:
             self._mask(),
             side,
             tables,
+            self._markov_weights() if self.draws and self.config.chained else None,
         )
         self._check_leftovers()
         return found
@@ -220,7 +237,7 @@ class _Reading:
             fields["successors"] = self._table(f"{name}successor_codebook", shape)
             projection = self._table(f"{name}hidden_projection.weight", (rank, hidden))
             parts.append(("selector", projection / config.logit_scale))
-        if config.markov is not None:
+        if config.markov is not None and not self.draws:
             self._markov(fields, parts)
         if config.confidence and self.source.has(f"{self.prefix}confidence_head.proj.weight"):
             rank = config.markov.rank if config.markov is not None and config.confidence_markov else 0
@@ -229,11 +246,22 @@ class _Reading:
             fields["confidence"] = weight[hidden:] if rank else None
             bias = f"{self.prefix}confidence_head.proj.bias"
             fields["confidence_bias"] = float(self._table(bias, (1,))) if self.source.has(bias) else 0.0
+        if self.draws:
+            # The number of drafts is then the host's, which has not seen the hidden states.
+            parts, fields = [], {"draft_ids": fields["draft_ids"]}
         fields["side"] = tuple((name, len(part)) for name, part in parts)
         side = None
         if parts:
             side = self.finish(dense(torch.cat([part for _, part in parts]).contiguous(), "products"), ("linear",))
         return BlockTables(**fields), side
+
+    def _markov_weights(self) -> MarkovWeights:
+        config, markov, name = self.config, self.config.markov, f"{self.prefix}markov_head.markov_w"
+        assert markov is not None
+        before = self.source.matrix(f"{name}1", config.decoder.vocab, markov.rank, bias=False)
+        after = self.source.matrix(f"{name}2", config.draft_vocab or config.decoder.vocab, markov.rank, bias=False)
+        # A drafter's tables stay as they are stored, even one that is multiplied: its rows may be short.
+        return MarkovWeights(self.finish(before, ("embedding",)), self.finish(after, ("embedding", "logits")))
 
     def _markov(self, fields: dict[str, Any], parts: list[tuple[str, Tensor]]) -> None:
         config, markov, hidden = self.config, self.config.markov, self.config.decoder.hidden

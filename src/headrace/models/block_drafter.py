@@ -76,6 +76,20 @@ class BlockDrafter:
             logits = cast(OptionalOps, self.ops).widen_logits(logits, columns)
         return self.ops.sample(logits, inputs, block.batch, -1).tokens
 
+    def logits(self, block: BlockBatch, kv: Any) -> Tensor:
+        """float32 [R, Vd]: the logits of all rows of the blocks, for a choice of their tokens one after another."""
+        return self._run(block, kv)[1]
+
+    def corrected(self, logits: Tensor, tokens: Tensor, batch: Batch, at: int) -> Tensor:
+        """float32 [N, Vd]: of `logits`, those of each block's draft `at`, with what the `tokens` [N] before them add
+        (only if the configuration is `chained`). `batch` has a row for each block. A token of no number, as where a row
+        had none to choose, adds nothing."""
+        ops, markov = self.ops, self.weights.markov
+        assert markov is not None
+        vectors = ops.embedding(tokens, markov.before, 1.0, first_row=0)
+        added = ops.logits(vectors, batch, markov.after, None)
+        return cast(OptionalOps, ops).correct_logits(logits, added, at, self.config.drafts)
+
     def _run(self, block: BlockBatch, kv: Any) -> tuple[Tensor, Tensor]:
         """The last hidden state of all rows, after the final norm, and the logits of the R rows.
 

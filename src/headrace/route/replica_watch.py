@@ -86,7 +86,7 @@ class ReplicaWatch:
                 if self._replica.state == "ready" and await self._read_events():
                     return
             except (UpstreamLost, asyncio.TimeoutError, msgspec.MsgspecError, ValueError) as error:
-                _log.info("replica %d: its cache events ended: %s", self._replica.number, error or "silence")
+                _log.info("replica %d: its cache events ended: %s", self._replica.number, str(error) or "silence")
             except Exception:
                 _log.exception("reading the cache events of replica %d failed", self._replica.number)
             self._fleet.index.forget(self._replica.name)

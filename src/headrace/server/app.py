@@ -162,7 +162,9 @@ def _handle_errors(app: FastAPI, context: Context) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return await routes.no_route(context, request, error)
+        off = any(row.path == request.url.path for row in control.ROUTES)
+        remedy = ": serve with --enable-control-routes to have it" if off else ""
+        return await routes.no_route(context, request, error, remedy)
 
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=499)

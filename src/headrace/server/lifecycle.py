@@ -45,7 +45,7 @@ from headrace.server.listening import Tls, base_url, bound
 from headrace.server.model_pool import ModelPool
 from headrace.server.pool_client import NoTokenizer, PoolClient
 from headrace.server.state_base import owned
-from headrace.server.zmq_events import ZmqPublisher
+from headrace.server.zmq_events import ZmqPublisher, import_zmq
 
 __all__ = ["run", "run_pool", "serve"]
 
@@ -143,6 +143,8 @@ async def serve(
             if pool is not None:
                 pool.front = context
             tls = _tls(config)
+            if config.server.kv_events_endpoint is not None:
+                import_zmq()
             server = make_server(create_app_for(context, pool), descriptors, tls)
             # Objects of the start-up stay: the garbage collector need not visit them again, so its pauses stay short.
             gc.collect()

@@ -43,6 +43,7 @@ def pooled_by(config: Config, models: int, own_aliases: Iterable[str] = ()) -> s
     loading = config.loading
     chosen = {
         "--keep-alive": loading.keep_alive is not None,
+        "--models-memory": loading.models_memory is not None,
         "--alias": bool(loading.aliases),
         "the model's `aliases` in the file": any(own_aliases),
         "--enable-control-routes": config.server.enable_control_routes,

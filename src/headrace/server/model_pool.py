@@ -178,7 +178,9 @@ class ModelPool:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._unload(model, "") for model in self.loaded), return_exceptions=True)
+        await asyncio.gather(
+            *(self._unload(model, "as the server ends") for model in self.loaded), return_exceptions=True
+        )
 
     async def load(self, model: ServedModel) -> None:
         """Load the model, and return when it is loaded. Raises as `acquire`."""

@@ -75,7 +75,7 @@ def decode_body(body: bytes, kind: type[B]) -> B:
     try:
         return _parse(body, kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), kind) from None
+        raise _explain(str(error), kind, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if not body.strip():
             raise InvalidRequest("the body is empty: send a JSON object", code="invalid_json") from None
@@ -119,7 +119,7 @@ def _decoder(kind: type[B]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _explain(text: str, kind: type[Body]) -> InvalidRequest:
+def _explain(text: str, kind: type[Body], body: bytes) -> InvalidRequest:
     if match := _UNKNOWN.match(text):
         return _unknown(match["name"], match["path"], kind)
     if match := _MISSING.match(text):
@@ -130,8 +130,23 @@ def _explain(text: str, kind: type[Body]) -> InvalidRequest:
         what = match["what"].replace(" | null", "")
         if what.startswith("Invalid enum value") and (values := _values_at(kind, match["path"])):
             what += f"; one of {', '.join(values)}"
+        elif " got " not in what and (value := _number_at(body, match["path"])) is not None:
+            what += f", got {value}"
         return InvalidRequest(f"`{param}`: {what[:1].lower()}{what[1:]}", param, "invalid_value")
     return InvalidRequest(f"the body: {text[:1].lower()}{text[1:]}", code="invalid_value")
+
+
+def _number_at(body: bytes, path: str) -> float | None:
+    """The number at a path of names, as `speculation.max_tokens`; None for anything else and in a large body, which
+    would take long to parse again."""
+    try:
+        value: Any = msgspec.json.decode(body) if len(body) <= SMALL else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # The fault that was found first stands before this one.
+        return None
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _unknown(name: str, path: str | None, kind: type[Body]) -> InvalidRequest:

@@ -163,10 +163,10 @@ async def version(context: Context, request: Request) -> Response:
     return _json(VersionReply(__version__))
 
 
-async def no_route(context: Context, request: Request, error: HTTPException) -> Response:
-    """Answer the framework's own 404 and 405; a 405 lists the allowed methods in a header."""
+async def no_route(context: Context, request: Request, error: HTTPException, remedy: str = "") -> Response:
+    """Answer the framework's own 404 and 405; a 405 lists the allowed methods in a header. `remedy`: of a 404."""
     status, headers = error.status_code, dict(error.headers or {})
     what = f"{request.method} {request.url.path}"[:200]
-    message = f"no such route: {what}" if status == 404 else f"this method is not allowed: {what}"
+    message = f"no such route: {what}{remedy}" if status == 404 else f"this method is not allowed: {what}"
     code = "not_found" if status == 404 else "method_not_allowed"
     return context.refuse(HttpError(status, message, code=code, headers=headers), request.scope)

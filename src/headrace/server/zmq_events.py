@@ -20,7 +20,7 @@ from headrace.client.cache_feed import CacheFeed
 from headrace.engine.wire import DEVICE, CacheChanged, CacheContents, CacheEvent, CacheRun
 from headrace.errors import ConfigError
 
-__all__ = ["ZmqPublisher"]
+__all__ = ["ZmqPublisher", "check_endpoint", "import_zmq"]
 
 _MEDIA = {"device": "GPU", "host": "CPU", "disk": "STORAGE"}
 _MOST_WAITING = 100_000
@@ -56,28 +56,42 @@ class _Batch(msgspec.Struct, array_like=True):
     data_parallel_rank: int
 
 
+def check_endpoint(endpoint: str) -> None:
+    """Bind the address and give it back, which ends a moment later. Raises what `ZmqPublisher` raises."""
+    _bound(import_zmq(), endpoint).close()
+
+
+def import_zmq() -> Any:
+    """The library. Raises ConfigError if it is missing."""
+    try:
+        import zmq
+    except ImportError as error:
+        raise ConfigError(f"--kv-events-endpoint needs ZeroMQ ({error}): pip install 'headrace[events]'") from None
+    return zmq
+
+
+def _bound(zmq: Any, endpoint: str) -> Any:
+    socket: Any = zmq.Context.instance().socket(zmq.PUB)
+    socket.setsockopt(zmq.SNDHWM, _MOST_WAITING)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise ConfigError(f"--kv-events-endpoint {endpoint!r}: {error}; write it as tcp://*:PORT") from None
+    return socket
+
+
 class ZmqPublisher:
     """Publishes until it is closed. Thread: the event loop's."""
 
     def __init__(self, endpoint: str, feed: CacheFeed, block_size: int) -> None:
         """Raises ConfigError if the library is missing or the address cannot be used."""
-        try:
-            import zmq
-        except ImportError:
-            raise ConfigError(
-                "--kv-events-endpoint needs ZeroMQ: install headrace[events], or leave the option out"
-            ) from None
+        zmq = import_zmq()
         self._feed, self._block_size = feed, block_size
         self._numbers = count()
         self._encoder = msgspec.msgpack.Encoder()
-        self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
-        self._socket.setsockopt(zmq.SNDHWM, _MOST_WAITING)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._socket.close()
-            raise ConfigError(f"--kv-events-endpoint {endpoint!r}: {error}; write it as tcp://*:PORT") from None
+        self._socket = _bound(zmq, endpoint)
         self._known: set[bytes] = set()
         feed.open(self._take, tokens=True)
 

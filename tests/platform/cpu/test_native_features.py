@@ -53,7 +53,7 @@ def test_stored_features_are_the_references_to_the_bit(device: Any, dtype: str) 
     explore(check, 60)
 
 
-@pytest.mark.parametrize("name", ["take_rows", "widen_logits", "block_conv", "named_logprobs"])
+@pytest.mark.parametrize("name", ["take_rows", "widen_logits", "correct_logits", "block_conv", "named_logprobs"])
 def test_the_others_are_exact(device: Any, name: str) -> None:
     spec = SPECS[name]
 

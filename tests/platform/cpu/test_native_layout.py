@@ -16,6 +16,7 @@ from headrace.errors import PlatformError
 from headrace.platforms.cpu import CpuPlatform, native, native_device, native_layout
 from headrace.platforms.cpu.native_layout import (
     BLOCK_TWINS,
+    CHAIN_TWINS,
     DRAFTER_TWINS,
     EXPERT_TWINS,
     NAMED_TWINS,
@@ -33,6 +34,7 @@ def test_every_structure_lies_as_the_library_has_it() -> None:
     check_layouts(native.load())
     check_layouts(native.load(), DRAFTER_TWINS)
     check_layouts(native.load(), EXPERT_TWINS)
+    check_layouts(native.load(), CHAIN_TWINS)
     check_layouts(native.load(), NAMED_TWINS)
 
 
@@ -42,7 +44,7 @@ def test_every_structure_of_the_sources_has_a_twin() -> None:
     arguments = {
         name for text in sources for name in re.findall(r"^(?:typedef )?struct (\w+_args) \{", text, re.MULTILINE)
     }
-    assert described == {*TWINS, *BLOCK_TWINS, *DRAFTER_TWINS, *EXPERT_TWINS, *NAMED_TWINS}
+    assert described == {*TWINS, *BLOCK_TWINS, *CHAIN_TWINS, *DRAFTER_TWINS, *EXPERT_TWINS, *NAMED_TWINS}
     assert arguments <= described
 
 

@@ -286,7 +286,7 @@ def test_every_operator_is_the_devices_own(opened: Opened, kernels: str, monkeyp
     monkeypatch.setattr(pallas_table, "operators", some)
     device, _ = opened(kernels=kernels, dtype="bfloat16")
     assert device.alloc_kv(LAYOUT, 2).keys[0].shape[-1] == (16 if kernels == "xla" else 128), "whole lanes"
-    features = {"store_features", "load_features", "take_rows", "widen_logits", "block_conv"}
+    features = {"store_features", "load_features", "take_rows", "widen_logits", "correct_logits", "block_conv"}
     features |= {"gather_blocks", "scatter_blocks", "named_logprobs"}
     own = features | {spec.name for spec in (*DRAFTING, *HEAD_DRAFTING)}
     without = {spec.name for spec in OPTIONAL} - own

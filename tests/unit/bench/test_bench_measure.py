@@ -8,6 +8,7 @@ import json
 import logging
 import random
 import re
+import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -249,3 +250,11 @@ def test_a_load_run_and_its_three_reports(tmp_path: Path) -> None:
 def test_a_missing_endpoint_is_named() -> None:
     with pytest.raises(ConfigError, match="does not serve 'm': HTTP 404"):
         asyncio.run(load("/elsewhere"))
+
+
+def test_a_server_that_does_not_run_is_asked_for() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        gone = Endpoint(f"http://127.0.0.1:{bound.getsockname()[1]}", "m")
+        with pytest.raises(ConfigError, match=f"no answer from {gone.url}.*is the server running"):
+            asyncio.run(run_load(gone, SMALL, encode))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from headrace.bench import verb_naive
 from headrace.bench.dispatch import VERBS, main
+from headrace.errors import ConfigError
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -23,3 +27,13 @@ def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         main(["speed"])
     assert ended.value.code == 2
     assert "speed" in capsys.readouterr().err
+
+
+def test_naive_names_the_packages_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    monkeypatch.setattr(verb_naive, "find_spec", lambda name: None)
+    monkeypatch.setattr(verb_naive, "resolve_model", Path)
+    for model, needed in ((tmp_path, "transformers"), (file, "transformers gguf")):
+        with pytest.raises(ConfigError, match=f"pip install {needed}$"):
+            main(["naive", str(model)])

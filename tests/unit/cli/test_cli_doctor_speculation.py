@@ -54,7 +54,7 @@ def test_every_method_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_device_that_drafts_has_two_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--platform", "cpu"]) == 0
     said = capsys.readouterr().out
-    why = "; depth 2 (the device makes the drafts, without those of predictions"
+    why = "; depth 2 (the device makes the drafts, except those of predictions"
     assert f"  ngram       built in: needs nothing else{why} and of pipelines)" in said
     assert said.count(f"{why})") == 3
 
@@ -136,44 +136,62 @@ def test_a_block_drafter_is_described(capsys: pytest.CaptureFixture[str], tmp_pa
     assert f"write dspark:{tmp_path}" in capsys.readouterr().out
 
 
+DEVICE = "depth 2 (the device makes the drafts, except those of predictions)"
+HOST = "depth 1 (drafts are made between two steps"
+MARKOV = {"markov_rank": 8, "projector_type": "dspark"}
 SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 16}
 
 
 @pytest.mark.parametrize(
-    ("own", "mask", "depth"),
+    ("name", "own", "mask", "depth"),
     [
-        ({}, 3, "depth 2 (the device makes the drafts, without those of predictions)"),
-        ({}, None, "depth 2 (the device makes the drafts, without those of predictions)"),
-        (SELECTOR, 3, "depth 1 (drafts are made between two steps: a token of a block depends on the one"),
+        ("DFlashDraftModel", {}, 3, DEVICE),
+        ("DFlashDraftModel", {}, None, DEVICE),
+        ("DFlash2DraftModel", SELECTOR, 3, f"{HOST}: a selector chooses tokens of a block in pairs)"),
+        ("DSparkDraftModel", MARKOV, 3, DEVICE),
+        ("DSparkDraftModel", {**MARKOV, "markov_rank": 0}, 3, DEVICE),
+        ("DSparkDraftModel", {**MARKOV, "markov_head_type": "rnn"}, 3, f"{HOST}: a Markov head of kind rnn corrects"),
+        ("DSparkDraftModel", {**MARKOV, "draft_topk": 9}, 3, f"{HOST}: only the 9 likeliest tokens of each place"),
     ],
 )
 def test_the_depth_of_a_block_drafter_follows_from_its_checkpoint(
-    own: dict[str, Any], mask: int | None, depth: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    name: str,
+    own: dict[str, Any],
+    mask: int | None,
+    depth: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     layers = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
-    name = "DFlash2DraftModel" if own else "DFlashDraftModel"
     settings = {"block_size": 4, "target_layer_ids": [1, 9], "mask_token_id": mask, **own}
     config = {**layers, "vocab_size": 99, "architectures": [name], "block_size": 4, "dflash_config": settings}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["doctor", "--platform", "cpu", "--speculate", f"dflash:{tmp_path}"]) == 0
+    method = "dspark" if name.startswith("DSpark") else "dflash"
+    assert main(["doctor", "--platform", "cpu", "--speculate", f"{method}:{tmp_path}"]) == 0
     assert depth in capsys.readouterr().out
 
 
-def test_a_device_without_the_operator_of_a_reduced_vocabulary(tmp_path: Path) -> None:
-    """What draws a block over all tokens; the engine asks for it too."""
+def test_a_device_without_an_operator_of_the_draws(tmp_path: Path) -> None:
+    """The engine asks for the same."""
     layers = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
-    own = {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1], "draft_vocab_size": 9}
+    own = {
+        "speculators_model_type": "dspark",
+        "markov_rank": 8,
+        "aux_hidden_state_layer_ids": [1],
+        "draft_vocab_size": 9,
+    }
     config = {"transformer_layer_config": {**layers, "vocab_size": 99}, "block_size": 4, "mask_token_id": 3, **own}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for missing, depth, why in (
         ("shift", 1, "drafts are made between two steps: the device lacks shift"),
         ("widen_logits", 1, "drafts are made between two steps: the device lacks widen_logits"),
-        ("", 2, "the device makes the drafts, without those of predictions"),
+        ("correct_logits", 1, "drafts are made between two steps: the device lacks correct_logits"),
+        ("", 2, "the device makes the drafts, except those of predictions"),
     ):
         forms = {spec.name: "own" if spec.name != missing else "missing" for spec in OPTIONAL}
         optional = [{"name": name, "implementation": form} for name, form in forms.items()]
-        facts = [{"name": "dflash", "chosen": True, "problem": None}]
-        add_depths(facts, {"optional": optional}, f"dflash:{tmp_path}")
+        facts = [{"name": "dspark", "chosen": True, "problem": None}]
+        add_depths(facts, {"optional": optional}, f"dspark:{tmp_path}")
         assert (facts[0]["depth"], facts[0]["why"]) == (depth, why)
 
 

@@ -11,10 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from headrace.cli.main import main
 from headrace.cli.remote_source import RemoteSource
+from headrace.cli.server_address import transport_fault
 from headrace.errors import ConfigError, EngineDead, InvalidRequest, Overloaded
 
 PARAMS = {"max_tokens": 7, "temperature": 0.0, "top_p": 1.0}
@@ -172,6 +174,19 @@ def test_no_server() -> None:
         url = gone.url
     with pytest.raises(ConfigError, match="is the server running"):
         RemoteSource(url)
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"),
+    [
+        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"), "SSL_CERT_FILE"),
+        (httpx.RemoteProtocolError("Server disconnected without sending a response."), "https://"),
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+    ],
+)
+def test_faults_of_tls_come_with_their_remedy(fault: httpx.TransportError, remedy: str) -> None:
+    assert remedy in transport_fault(fault)
+    assert ("https://" in transport_fault(fault)) == (remedy == "https://")
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port"])

@@ -63,7 +63,13 @@ def test_one_model_is_served_as_before() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("a", "b"), ("a", "--keep-alive", "5m"), ("a", "--alias", "x=a"), ("a", "--enable-control-routes")],
+    [
+        ("a", "b"),
+        ("a", "--keep-alive", "5m"),
+        ("a", "--alias", "x=a"),
+        ("a", "--enable-control-routes"),
+        ("a", "--models-memory", "8GiB"),
+    ],
 )
 def test_what_needs_a_pool(arguments: tuple[str, ...]) -> None:
     assert not served(*arguments).plain

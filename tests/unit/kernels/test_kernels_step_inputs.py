@@ -17,6 +17,7 @@ from headrace.types import Bucket
 
 VOCAB = 70
 OF_HEADS = {"features", "token_positions", "last_positions", "whole_lens", "unmasked", "bounds"}
+OF_HEADS |= {"guesses", "unmoved"}
 BUCKET = Bucket(tokens=16, seqs=4, rows=8, blocks=5, biases=8, masks=2)
 
 

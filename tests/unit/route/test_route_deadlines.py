@@ -109,3 +109,20 @@ def test_results_errors_and_silence() -> None:
         assert ended == [True]
 
     run(check())
+
+
+def test_the_end_of_events_has_a_reason(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def silent(self: object) -> bool:
+        raise asyncio.TimeoutError
+
+    async def check() -> None:
+        monkeypatch.setattr(ReplicaWatch, "_read_events", silent)
+        replica = Replica(0, "http://127.0.0.1:1")
+        replica.state = "ready"
+        task = asyncio.create_task(ReplicaWatch(Fleet([replica]), replica, WatchTimes(60.0, 60.0), {}).follow_events())
+        await steps(3)
+        assert await is_cancelled(task)
+
+    with caplog.at_level("INFO", "headrace.route"):
+        run(check())
+    assert caplog.messages == ["replica 0: its cache events ended: silence"]

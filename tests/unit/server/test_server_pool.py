@@ -336,6 +336,17 @@ def test_an_idle_model_is_unloaded_after_its_time() -> None:
     run(work)
 
 
+def test_each_unload_has_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with pool_server(plan("a")) as server:
+            await server.text("a")
+            await server.pool.close()
+
+    with caplog.at_level("INFO", "headrace.server.model_pool"):
+        run(work)
+    assert "the model a was unloaded as the server ends" in caplog.messages
+
+
 def test_preload() -> None:
     async def work() -> None:
         async with pool_server(plan("a"), plan("b", preload=True)) as server:

@@ -285,6 +285,21 @@ def test_the_text_of_a_special_token_stops_by_the_token():
 
 
 @pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        (b'"temperature": 3', "`temperature`: expected `float` <= 2.0, got 3"),
+        (b'"max_tokens": -1', "`max_tokens`: expected `int` >= 0, got -1"),
+        (b'"speculation": {"max_tokens": -2}', "`speculation.max_tokens`: expected `int` >= 0, got -2"),
+        (b'"temperature": 3, "seed": ', "`temperature`: expected `float` <= 2.0"),
+    ],
+)
+def test_a_number_out_of_range_is_told(fields: bytes, fault: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_body(b'{"messages": [], ' + fields + b"}", ChatRequest)
+    assert str(refused.value) == fault
+
+
+@pytest.mark.parametrize(
     ("body", "param", "values"),
     [
         (b'{"messages": [{"role": "usr", "content": "a"}]}', "messages[0].role", "assistant, developer, system, tool"),

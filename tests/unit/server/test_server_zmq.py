@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from headrace.client.cache_feed import CacheFeed
 from headrace.core.cache_events import CacheBatch, CacheEvent, CacheRun, CacheSnapshot
 from headrace.engine.wire import CacheChanged, CacheContents, Command, WatchCache
 from headrace.errors import ConfigError
-from headrace.server.zmq_events import ZmqPublisher
+from headrace.server.zmq_events import ZmqPublisher, check_endpoint
 
 ONE, TWO, SALTED = b"1" * 16, b"2" * 16, b"s" * 16
 FIRST = b"f" * 16
@@ -88,8 +89,10 @@ def test_contents_and_changes_come_in_order() -> None:
 
 
 def test_an_address_that_cannot_be_used_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"--kv-events-endpoint 'nowhere'.*tcp://\*:PORT"):
-        ZmqPublisher("nowhere", CacheFeed(lambda command: None), 16)
+    for use in (check_endpoint, lambda address: ZmqPublisher(address, CacheFeed(lambda command: None), 16)):
+        with pytest.raises(ConfigError, match=r"--kv-events-endpoint 'nowhere'.*tcp://\*:PORT"):
+            use("nowhere")
+    check_endpoint(free_address())
 
 
 def test_a_feed_asks_while_someone_listens() -> None:
@@ -121,3 +124,9 @@ def test_tiers_are_media() -> None:
         ["BlockStored", [number(TWO)], None, [], 0, None, "CPU", None],
         ["BlockRemoved", [number(ONE)], "STORAGE"],
     ]
+
+
+def test_a_missing_library_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[events\]'"):
+        check_endpoint("tcp://127.0.0.1:1")

@@ -18,12 +18,14 @@ from headrace.kernels.spec import OpSpec
 from headrace.platforms.cpu.native import load
 from headrace.platforms.cpu.native_args import CopyBlocksArgs
 from headrace.platforms.cpu.native_blocks import NativeBlocks
+from headrace.platforms.cpu.native_chain import NativeChain
 from headrace.platforms.cpu.native_drafting import NativeDrafting
 from headrace.platforms.cpu.native_features import NativeFeatures
 from headrace.platforms.cpu.native_kv import GROUP, LINE, NativeKV
 from headrace.platforms.cpu.native_launch import EagerLauncher, Launcher
 from headrace.platforms.cpu.native_layout import (
     BLOCK_TWINS,
+    CHAIN_TWINS,
     DRAFTER_KERNELS,
     DRAFTER_TWINS,
     EXPERT_TWINS,
@@ -111,6 +113,7 @@ class NativeDevice(TorchDevice):
         functions: dict[str, Callable[..., Any]] = {**self._ops.table(), **matrices.table(), **experts.table()}
         functions.update({**NativeFeatures(self._ops, check).table(), **NativeDrafting(self._ops, check).table()})
         functions |= NativeBlocks(self._ops, lambda: check_layouts(library, BLOCK_TWINS)).table()
+        functions |= NativeChain(self._ops, lambda: check_layouts(library, CHAIN_TWINS)).table()
         functions |= NativeNamed(self._ops, lambda: check_layouts(library, NAMED_TWINS)).table()
         functions["embedding"] = split_table(self._ops, matrices.embedding)
         self._table = {name: NativeOperator(function, tag, packs.get(name)) for name, function in functions.items()}

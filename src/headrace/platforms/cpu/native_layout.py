@@ -10,7 +10,13 @@ from headrace.kernels.linear.cpu_pack import InputArgs, PackedArgs, PartArgs
 from headrace.platforms.cpu import native_args as args
 from headrace.platforms.cpu.native import REMEDY, HostCopy, Library
 from headrace.platforms.cpu.native_blocks import MovedBlocksArgs
-from headrace.platforms.cpu.native_features import BlockConvArgs, FeatureArgs, TakeRowsArgs, WidenLogitsArgs
+from headrace.platforms.cpu.native_chain import CorrectLogitsArgs
+from headrace.platforms.cpu.native_features import (
+    BlockConvArgs,
+    FeatureArgs,
+    TakeRowsArgs,
+    WidenLogitsArgs,
+)
 from headrace.platforms.cpu.native_kv import KVArgs
 from headrace.platforms.cpu.native_linear import EmbeddingArgs, GatedLinearArgs, LinearArgs, LogitsArgs
 from headrace.platforms.cpu.native_moe import ExpertsArgs, MoEArgs
@@ -19,6 +25,7 @@ from headrace.platforms.cpu.native_split import OwnArgs
 
 __all__ = [
     "BLOCK_TWINS",
+    "CHAIN_TWINS",
     "DRAFTER_KERNELS",
     "DRAFTER_TWINS",
     "EXPERT_TWINS",
@@ -77,6 +84,8 @@ DRAFTER_TWINS: Twins = {
 """Those of operators that only drafters call: they are checked before the first call."""
 BLOCK_TWINS: Twins = {"hr_moved_blocks_args": MovedBlocksArgs}
 """Those of operators that only tiers call: the same."""
+CHAIN_TWINS: Twins = {"correct_logits_args": CorrectLogitsArgs}
+"""That of drafts of which each depends on the one before it: the same, when such a drafter is loaded."""
 NAMED_TWINS: Twins = {"named_logprobs_args": NamedLogprobsArgs}
 """That of logprobs by token: the same."""
 

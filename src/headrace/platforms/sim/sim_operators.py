@@ -147,6 +147,10 @@ class SimOperators:
         self.meter.charge(4 * (logits.size + len(logits) * len(columns)))
         return _zeros(len(logits), len(columns))
 
+    def correct_logits(self, logits: Array, corrections: Array, at: int, drafts: int) -> Array:
+        self.meter.charge(12 * corrections.size)
+        return _zeros(*corrections.shape)
+
     def block_conv(self, x: Array, kernel: Array, base: Any, side: int, rows: int) -> Array:
         self.meter.charge((2 * x.size + kernel.size) * _ITEM, 2.0 * x.size * len(base))
         return _zeros(*x.shape)

@@ -11,6 +11,7 @@ import torch
 from headrace.kernels.accept.reference import accept
 from headrace.kernels.attention.static import attention
 from headrace.kernels.block_conv.reference import block_conv
+from headrace.kernels.correct_logits.reference import correct_logits
 from headrace.kernels.gated_activation.static import gated_activation
 from headrace.kernels.gather_blocks.reference import gather_blocks
 from headrace.kernels.linear import static as dense
@@ -35,9 +36,9 @@ __all__ = ["XlaOperator", "operators"]
 
 # fmt: off
 _PLAIN: tuple[Callable[..., Any], ...] = (
-    accept, add_rms_norm, attention, block_conv, gated_activation, gather_blocks, load_features, named_logprobs,
-    ngram, place, read_drafts, resolve_tokens, rms_norm, rotary_cache, sample, scatter_blocks, shift, store_features,
-    take_rows, widen_logits,
+    accept, add_rms_norm, attention, block_conv, correct_logits, gated_activation, gather_blocks, load_features,
+    named_logprobs, ngram, place, read_drafts, resolve_tokens, rms_norm, rotary_cache, sample, scatter_blocks, shift,
+    store_features, take_rows, widen_logits,
 )
 """Those that know no dtype, each by the name of its operator."""
 # fmt: on
