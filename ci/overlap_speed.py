@@ -22,17 +22,14 @@ from unittest import mock
 
 from headrace import LLM, SamplingParams
 from headrace.bench.tasks import TASKS, task_prompt
-from headrace.engine import rank_loading, startup
+from headrace.engine import draft_depth
 from headrace.training.answers import load_answers
 
 
 @contextlib.contextmanager
 def host_drafts() -> Iterator[None]:
     """Engines that are built here believe that the device cannot draft. Their other ranks follow rank 0's plans."""
-    with (
-        mock.patch.object(rank_loading, "drafts_of", return_value=0),
-        mock.patch.object(startup, "drafts_of", return_value=0),
-    ):
+    with mock.patch.object(draft_depth, "draft_depth", return_value=draft_depth.DraftDepth(0)):
         yield
 
 

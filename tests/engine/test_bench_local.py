@@ -14,7 +14,7 @@ from server_harness import NAME, Server, running
 from headrace.bench.dispatch import main
 from headrace.bench.local_engine import open_engine
 from headrace.bench.offline_load import check_prompts, run_in_process
-from headrace.bench.workloads import Prompt, Workload
+from headrace.bench.workloads import WORKLOADS, Prompt, Workload
 from headrace.errors import ConfigError, HeadraceError
 
 SMALL = Workload("small", 5, 2, (8, 24), (2, 6))
@@ -124,10 +124,11 @@ def test_a_server_gives_the_perplexity_of_the_engine_in_this_process(
 
 
 def test_static_batches_are_compared_with_our_engine(
-    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setitem(WORKLOADS, SMALL.name, SMALL)
     out, page = tmp_path / "out", tmp_path / "page"
-    options = ["--workload", "W2", "--requests", "3", "--batch", "2", "--threads", "1"]
+    options = ["--workload", SMALL.name, "--requests", "3", "--batch", "2", "--threads", "1"]
     assert main(["naive", str(tiny_llama), *options, "--json", str(out), "--html", str(page)]) == 0
     assert "above 1 ours is better" in capsys.readouterr().out
     report = figures(out)

@@ -135,7 +135,7 @@ async def _stop_model(pool: ModelPool, model: ServedModel, request: Request) -> 
 async def _loaded(pool: ModelPool, model: ServedModel) -> AsyncIterator[Context]:
     """The context of a model that is loaded, and stays so."""
     if model.context is None:
-        raise HttpError(409, f"the model {model.name!r} is not loaded: it is {model.state}", code="model_not_loaded")
+        raise HttpError(409, model.why_absent, code="model_not_loaded")
     context = await pool.acquire(model)
     try:
         yield context

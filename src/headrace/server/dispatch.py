@@ -152,8 +152,7 @@ async def _if_loaded(pool: ModelPool, route: Route, request: Request) -> Respons
         loaded = [one for one in open_models(pool, request.scope) if one.context is not None]
         model = max(loaded, key=lambda one: one.used_at, default=model)
     if model.context is None:
-        message = f"the model {model.name!r} is not loaded: it is {model.state}"
-        raise HttpError(409, message, param="model", code="model_not_loaded")
+        raise HttpError(409, model.why_absent, param="model", code="model_not_loaded")
     return await route(model.context, request)
 
 

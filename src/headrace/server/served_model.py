@@ -99,6 +99,15 @@ class ServedModel:
         return "unloaded" if self.failed is None else "failed"
 
     @property
+    def why_absent(self) -> str:
+        """For a refusal of what needs a loaded model, with the remedy."""
+        if self.asleep:
+            return f"the model {self.name!r} is not loaded: it sleeps; POST /wake_up?model={self.name} wakes it"
+        if self.loading is not None:
+            return f"the model {self.name!r} is not loaded: it is loading; try again in a moment"
+        return f"the model {self.name!r} is not loaded: a completion that names it loads it"
+
+    @property
     def expires_in(self) -> float | None:
         """Seconds until it is unloaded if no request comes; None: it stays."""
         if self.keep_alive is None:

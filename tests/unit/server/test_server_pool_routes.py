@@ -105,7 +105,7 @@ def test_routes_without_a_body_take_the_model_from_the_query() -> None:
             assert (await get(server, "/v1/engine/state"))["model"]["id"] == "b"
             answer = await server.http.get("/v1/engine/state", params={"model": "a"})
             assert answer.status_code == 409
-            assert "'a' is not loaded" in answer.json()["error"]["message"]
+            assert "'a' is not loaded: a completion that names it loads it" in answer.json()["error"]["message"]
             assert server.engines.opened == ["b"]
 
     run(work)
@@ -306,6 +306,8 @@ def test_a_model_sleeps_after_its_running_requests() -> None:
             assert (await get(server, "/is_sleeping", model="a"))["is_sleeping"]
             assert (await get(server, "/health"))["models"]["a"] == "asleep"
             assert (await server.complete("a")).status_code == 503
+            state = await server.http.get("/v1/engine/state", params={"model": "a"})
+            assert (state.status_code, "POST /wake_up?model=a wakes it" in state.text) == (409, True)
             woken = await server.http.post("/wake_up", params={"model": "a"})
             assert woken.json() == {"model": "a", "is_sleeping": False}
             assert await server.text("a") == "a"
