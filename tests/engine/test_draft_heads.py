@@ -76,7 +76,7 @@ class Rounds:
             waiting, latest[:] = len(drafter._unread), []
             made = drafts(drafter, rows, start)
             if len(drafter._unread) > waiting:
-                results = [one.result().tolist() for one in drafter._unread[-1]]
+                results = [one.result().tolist() for one in drafter._unread[-1].results]
                 latest[:] = [[own[at] for own in results[:count]] for at, (_, count) in enumerate(rows)]
             for (seq, count), own in zip(rows, latest, strict=True):
                 assert len(own) == count
