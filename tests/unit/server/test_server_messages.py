@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 from server_fakes import CONTEXT, MODEL, Served, sdk_http, serve_fake, with_key
@@ -25,7 +24,10 @@ def thinking() -> Config:
     return base.model_copy(update={"server": base.server.model_copy(update={"reasoning_format": "think"})})
 
 
-def client(served: Served, **options: Any) -> anthropic.AsyncAnthropic:
+def client(served: Served, **options: Any) -> Any:
+    """The official client, which takes a second of each process to import."""
+    import anthropic
+
     return anthropic.AsyncAnthropic(
         base_url="http://server", api_key="none", http_client=sdk_http(anthropic, served), **options
     )
@@ -199,6 +201,8 @@ def test_the_official_client() -> None:
 
 
 def test_models_for_the_official_client() -> None:
+    import anthropic
+
     async def talk() -> None:
         claude = client(serve_fake())
         (model,) = [model async for model in claude.models.list()]

@@ -37,10 +37,9 @@ PATIENCE = 300.0
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
-    """Undo what `serve` does to the garbage collector, which is meant for a process of its own."""
-    yield
-    gc.unfreeze()
+def not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `serve` does to the garbage collector is meant for a process of its own."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)
 
 
 @cache
