@@ -77,7 +77,7 @@ class Verification:
         budget."""
         if not self._drafted:
             return
-        if self._rest > 0:
+        if self._rest > 0 and not held:
             self._rest -= 1
             return
         self._tell(held)

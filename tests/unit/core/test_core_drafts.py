@@ -234,6 +234,35 @@ def test_a_source_at_rest_is_neither_told_nor_asked() -> None:
     assert sum(own) == 21, "in the end all tokens are told"
 
 
+class Eager(Oracle):
+    """Holds every sequence, and asks for a rest all the same."""
+
+    def rest(self) -> int:
+        return 9
+
+
+def test_a_sequence_that_is_held_is_planned_whatever_rest_its_source_asks_for() -> None:
+    source = Eager(SMALL, 1.0, 1.0, most=4, seed=0, eos_every=0)
+    source.in_flight = range(9)
+    driver = Driver(SMALL, depth=2, drafts=source)
+    one, other = request("one", range(5, 9), 40), request("other", range(6, 9), 40)
+    driver.add(one)
+    for _ in range(3):
+        driver.step()
+    driver.add(other)
+    idle = 0
+
+    def count() -> None:
+        nonlocal idle
+        idle += not driver.in_flight
+
+    records = driver.run(each=count)
+    same(records["one"], naive(one, SMALL))
+    same(records["other"], naive(other, SMALL))
+    assert source.accepted > 40
+    assert idle <= driver.steps, "a sequence waits for its own commit, and for nothing else"
+
+
 def test_a_sequence_is_taken_up_while_the_source_rests() -> None:
     """Its first token decides whether it is worth to wait, and a prediction is followed from the beginning."""
     source = Resting()
