@@ -145,7 +145,7 @@ class PluginSet:
         best = usable[0]
         others = ", ".join(f"{probe.platform.name} {probe.score}" for probe in probes[1:])
         return best.platform, f"{best.platform.name}: score {best.score}, {best.reason}" + (
-            f" (then {others})" if others else ""
+            f" (scores of others: {others})" if others else ""
         )
 
     def _raise_failure(self) -> None:

@@ -64,12 +64,13 @@ def check_quantizable(name: str, scheme: str, columns: int, kind: str) -> None:
     """Raises UnsupportedModel as `quantize_weight` does, for a weight of which only this is known."""
     if scheme not in FLOAT_SCHEMES:
         raise UnsupportedModel(
-            f"{name or 'a weight'} is stored as {scheme}: leave --quantize out (of what drafts: --draft-quantization)"
+            f"{name or 'a weight'} is stored as {scheme}: leave --quantize out, or, if it is a drafter's, "
+            "--draft-quantization"
         )
     if kind == "int4" and columns % INT4_GROUP:
         raise UnsupportedModel(
-            f"{name} has rows of {columns} values, not a multiple of {INT4_GROUP}: choose --quantize int8 "
-            "(of what drafts: --draft-quantization int8)"
+            f"{name} has rows of {columns} values, not a multiple of {INT4_GROUP}: choose --quantize int8, "
+            "or, if it is a drafter's, --draft-quantization int8"
         )
 
 

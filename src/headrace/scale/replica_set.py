@@ -184,7 +184,7 @@ class ReplicaSet:
             progress["state"] = "failed"
             return
         progress["state"] = "done"
-        _log.warning("all %d replicas were replaced", len(old))
+        _log.info("all %d replicas were replaced", len(old))
 
     async def _replace(self, old: Sequence[Member], made: list[Member]) -> None:
         """Start a new replica, then end an old one, one after another. `made` gets the new ones. Raises what a start

@@ -61,7 +61,7 @@ def kv_parts(costs: Sequence[int], memory: int, most: int | None) -> int:
     by_size = sorted(costs, reverse=True)
     if by_size[0] >= memory:
         raise ConfigError(
-            f"--models-memory {memory / 2**30:.2f}GiB: the largest model needs about {by_size[0] / 2**30:.2f} GiB "
+            f"--models-memory {memory / 2**20:g}MiB: the largest model needs about {by_size[0] / 2**30:.2f} GiB "
             "without its KV cache: raise the limit, or quantise the model"
         )
     together = 1

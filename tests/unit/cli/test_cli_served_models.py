@@ -148,7 +148,7 @@ def test_a_dry_run_checks_every_model_and_all_together(tmp_path: Path, monkeypat
     assert main(["serve", *both, "--dry-run"]) == 0
     assert seen == [(both[0], "a"), (both[1], "b")]
     for options, fault in (
-        (["--models-memory", "1Mi"], "--models-memory 0.00GiB: the largest model needs"),
+        (["--models-memory", "1Mi"], "--models-memory 1MiB: the largest model needs"),
         (["--kv-events-endpoint", "tcp://*:1"], "leave it out, or the other models"),
         (["--role", "prefill"], "leave it out, or the other models"),
         (["--preload", "zz"], "--preload zz: no model has the name 'zz'"),

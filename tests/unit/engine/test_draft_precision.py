@@ -86,7 +86,7 @@ def test_what_is_quantised_already_stays_unless_it_was_chosen() -> None:
     assert kept(four, ("linear",)) is four
     assert kept(mixed, ("linear",)) is mixed
     chosen = DraftWeights("int8", chosen=True).of_head(lambda weight, operators: weight)
-    with pytest.raises(UnsupportedModel, match=r"m8 is stored as int4: .*of what drafts: --draft-quantization"):
+    with pytest.raises(UnsupportedModel, match=r"m8 is stored as int4: .*if it is a drafter's, --draft-quantization"):
         chosen(four, ("linear",))
 
 

@@ -22,7 +22,7 @@ def test_the_highest_score_is_chosen_and_the_reason_reported(monkeypatch: pytest
     )
     platform, reason = plugins.select_platform()
     assert platform.name == "fast"
-    assert reason == "fast: score 90, fast says 90 (then slow 10, none 0)"
+    assert reason == "fast: score 90, fast says 90 (scores of others: slow 10, none 0)"
     assert [p.platform.name for p in plugins.probes()] == ["fast", "slow", "none"]
     assert set(plugins.platforms()) == {"fast", "slow", "none"}
 

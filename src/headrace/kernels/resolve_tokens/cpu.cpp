@@ -1,4 +1,4 @@
-// ids = token_ids with NO_TOKEN looked up in the history; every id is written into the history.
+// ids = token_ids with every negative id looked up in the history; every other one is written into the history.
 #include "headrace.h"
 
 struct resolve_tokens_args {
