@@ -62,15 +62,15 @@ class Verification:
 
     def _tell(self, seqs: Iterable[Sequence]) -> None:
         """Tell the source new tokens. If drafts have become worth it, the next step of a sequence verifies some."""
-        for seq in seqs:
-            if not seq.drafted or seq.told == len(seq.tokens):
-                continue
-            running = seq.slot >= 0
-            ahead = int(self._slots.computed[seq.slot]) - len(seq.tokens) + 1 if running else 0
+        told = [seq for seq in seqs if seq.drafted and seq.told < len(seq.tokens)]
+        for seq in told:
+            ahead = int(self._slots.computed[seq.slot]) - len(seq.tokens) + 1 if seq.slot >= 0 else 0
             tokens, seq.told = seq.tokens[seq.told :], len(seq.tokens)
             self._source.extend(seq.id, tokens, max(0, ahead))
-            if running and seq.ending is None and self._source.held(seq.id):
+        for seq in told:
+            if seq.slot >= 0 and seq.ending is None and self._source.held(seq.id):
                 self._running.hold(seq)
+                self._rest = 0
 
     def plan(self, step: int, decodes: Decodes, held: list[Sequence], chunks: list[PrefillChunk]) -> None:
         """Add the sequences that are held to a step, each with the drafts that it verifies, within what is left of the
@@ -102,13 +102,13 @@ class Verification:
     def commit(self, step: int, chunks: list[PrefillChunk]) -> None:
         """Report what was accepted in a step, and continue after the accepted tokens."""
         ours = [chunk for chunk in chunks if chunk.verifies]
-        if self._rest > 0 and not ours:
-            new = [chunk.seq for chunk in chunks if chunk.seq.told == chunk.seq.prompt_len]
-            if new:
-                self._tell(new)
-                self._rest = min(self._rest, self._source.rest())
+        new = [chunk.seq for chunk in chunks if chunk.seq.told == chunk.seq.prompt_len]
+        resting = self._rest > 0 and not ours
+        self._tell(new if resting else self._running.all())
+        if self._rest > 0 and new:
+            self._rest = min(self._rest, self._source.rest())
+        if resting:
             return
-        self._tell(self._running.all())
         for chunk in chunks:
             seq = chunk.seq
             if chunk.accepted is None or seq.slot < 0:

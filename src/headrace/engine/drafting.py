@@ -132,7 +132,8 @@ class Drafting:
                 self._speculator.end(sequence, keep)
 
     def held(self, sequence: str) -> bool:
-        return sequence not in self._unread and self._speculator.held(sequence)
+        with self._watch:
+            return sequence not in self._unread and self._speculator.held(sequence)
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         wall, busy = self._spent()

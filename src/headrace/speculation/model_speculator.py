@@ -113,7 +113,8 @@ class ModelSpeculator:
         self._funds = math.inf
         """Seconds; until the first step is settled, as much as is needed."""
         self._step = 0
-        self._reviewed = False
+        self._due = False
+        """A sequence has begun since the latest review."""
         self._interval = self._wait = 1
         """Steps between two reviews, and until the next."""
 
@@ -140,8 +141,7 @@ class ModelSpeculator:
             self._predictions.extend(sequence, tokens)
         if not state.begun:
             state.begun, state.faded = True, self._step
-            if not self._reviewed:
-                self._review()
+            self._due = True
 
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: it may serve later ones."""
@@ -154,12 +154,13 @@ class ModelSpeculator:
 
     def held(self, sequence: str) -> bool:
         """Whether the next step of this sequence should wait for its last token, and verify drafts."""
+        if self._due:
+            self._review()
         return self._states[sequence].held
 
     def draft(self, shape: StepShape, rows: Sequence[DraftRow]) -> Drafts:
         """Drafts for the sequences of a step that are held. `shape`: the step without drafts."""
         self._step += 1
-        self._reviewed = False
         names = [row.sequence for row in rows]
         guesses = [self._guess(row.sequence, min(row.most, self._most), reserve=True) for row in rows]
         contexts = [row.context for row in rows]
@@ -288,7 +289,7 @@ class ModelSpeculator:
 
     def _review(self) -> None:
         """Find the sequences for which it is worth to wait, all of them together."""
-        self._reviewed = True
+        self._due = False
         names = [name for name, state in self._states.items() if state.begun]
         if all(self._states[name].held for name in names):
             self._wait = self._interval

@@ -283,3 +283,36 @@ def test_a_sequence_is_taken_up_while_the_source_rests() -> None:
         driver.step()
     assert len(source.asked) > before + 2
     driver.run()
+
+
+class Ended(Oracle):
+    """Holds `a` from its first token to the first question about it, and then `b`. Rests while none is held."""
+
+    def __init__(self) -> None:
+        super().__init__(SMALL, 0.0, 0.0, most=0, seed=0, eos_every=0)
+        self.asked: list[tuple[int, list[str]]] = []
+
+    def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
+        super().extend(sequence, tokens, in_flight)
+        self.holding[sequence] = sequence == ("b" if self.asked and self.asked[-1][1] else "a")
+
+    def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> list[list[int]]:
+        self.asked.append((step, [row.sequence for row in rows]))
+        self.open[step] = [0] * len(rows)
+        self.holding.update((row.sequence, False) for row in rows)
+        return [[] for _ in rows]
+
+    def rest(self) -> int:
+        return 0 if any(self.holding.values()) else 9
+
+
+def test_a_sequence_that_is_held_ends_the_rest() -> None:
+    """The step in which the last one was held is committed when the rest has begun."""
+    source = Ended()
+    driver = Driver(SMALL, depth=2, drafts=source)
+    work = [request("a", range(5, 9), 12, seed=1), request("b", range(5, 9), 12, seed=2)]
+    driver.add(*work)
+    records = driver.run()
+    for one in work:
+        same(records[one.id], naive(one, SMALL))
+    assert source.asked[1:3] == [(3, ["a"]), (5, ["b"])], "only the step in flight comes in between"

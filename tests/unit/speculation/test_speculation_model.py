@@ -286,3 +286,22 @@ def test_steps_that_went_by_bring_the_next_review_and_the_allowance() -> None:
     assert rested._step == pytest.approx(asked._step, abs=16)
     assert rested._funds == pytest.approx(asked._funds, rel=0.2)
     assert rested.counts["draft"].rounds == pytest.approx(asked.counts["draft"].rounds, rel=0.5)
+
+
+def test_sequences_that_begin_between_two_reviews_are_reviewed_at_once() -> None:
+    """All that begin with one step together."""
+    model = FakeModel(0.1, 0.9, gpu_seconds, limit=500)
+    speculator = ModelSpeculator(model)
+    model.lengths.update(full=600, one=10, other=10)
+    for name in model.lengths:
+        speculator.begin(name, NAMESPACE, [1] * model.lengths[name])
+    while speculator.rest() < 15:
+        speculator.settle(speculator.draft(StepShape(1, 1, 600), []), [], 1, gpu_seconds(1, 600))
+        speculator.extend("full", [1])
+    assert not speculator.held("full")
+    for name in ("one", "other"):
+        speculator.extend(name, [1])
+        assert speculator.rest() == 15
+    assert speculator.held("one")
+    assert speculator.held("other")
+    assert speculator.rest() == 0
