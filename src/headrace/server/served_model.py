@@ -105,6 +105,9 @@ class ServedModel:
             return f"the model {self.name!r} is not loaded: it sleeps; POST /wake_up?model={self.name} wakes it"
         if self.loading is not None:
             return f"the model {self.name!r} is not loaded: it is loading; try again in a moment"
+        if self.failed is not None:
+            why = f"its load failed ({self.failed.error}); a completion that names it tries again"
+            return f"the model {self.name!r} is not loaded: {why}"
         return f"the model {self.name!r} is not loaded: a completion that names it loads it"
 
     @property

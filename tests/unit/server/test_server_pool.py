@@ -248,6 +248,9 @@ def test_a_load_that_fails_is_a_503_and_is_tried_again_with_growing_delays(monke
             health = (await server.http.get("/health")).json()
             assert health["status"] == "degraded"
             assert health["models"] == {"a": "failed", "b": "loaded"}
+            state = await server.http.get("/v1/engine/state", params={"model": "a"})
+            assert state.status_code == 409
+            assert "its load failed (no weights); a completion that names it tries again" in state.text
             del engines.fail["a"]
             assert await server.text("a") == "a"
             assert server.pool.models["a"].failed is None

@@ -28,7 +28,8 @@ void end_job(Team *team, Job *job) {
     u64 spent = now_ns() - team->job_start;
     u64 busy = team->busy_ns.fetch_add(spent, std::memory_order_relaxed) + spent;
     u64 ticket = team->done.load(std::memory_order_relaxed) + 1;
-    team->busy_at[ticket % HR_BUSY_KEPT].store(busy, std::memory_order_relaxed);
+    // Released for the fence of `hr_busy_at`: who reads this time also sees that the jobs before are done.
+    team->busy_at[ticket % HR_BUSY_KEPT].store(busy, std::memory_order_release);
     free(job);
     team->done.fetch_add(1);
     team->finished.advance();
