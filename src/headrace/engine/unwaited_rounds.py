@@ -90,8 +90,8 @@ class UnwaitedRounds(GuardedRounds):
             if one.marks and self._times is not None:
                 ends = [self._times.busy_until(mark) for mark in one.marks]
                 if ends[-1] is None:
-                    # It is not done, and none after it.
-                    return
+                    # It is not done, or was too long ago.
+                    continue
                 for (tokens, context), start, end in zip(one.passes, ends, ends[1:], strict=False):
                     if start is not None and end is not None:
                         self.cost.observe(tokens, context, end - start)

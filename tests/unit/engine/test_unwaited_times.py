@@ -55,6 +55,20 @@ def test_the_passes_are_learnt_when_they_are_done() -> None:
     assert rounds.leave([(3, 0), (2, 0)]) == 2.0
 
 
+def test_a_round_whose_time_is_forgotten_keeps_no_other_from_being_learnt() -> None:
+    class Forgetful(Times):
+        def busy_until(self, mark: int) -> float | None:
+            return None if mark < 4 else super().busy_until(mark)
+
+    times = Forgetful()
+    rounds = Rounds("the model", True, times=times)
+    for _ in range(3):
+        rounds.leave([(3, 0), (2, 0)])
+    times.reached = 6
+    rounds.learn_times()
+    assert rounds.unwaited == 2.0, "the second is learnt, and the third is not done"
+
+
 def test_no_round_is_waited_for_to_be_measured() -> None:
     rounds = Rounds("the model", True, times=Times())
     assert not any(rounds._measures([3, 2]) for _ in range(200))
