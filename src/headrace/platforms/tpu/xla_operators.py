@@ -61,8 +61,7 @@ def operators(dtype: str | None, kernels: str, call: Callable[..., Any]) -> Mapp
     `dtype`: of activations and products; None: the dtype of each table and matrix, bfloat16 if it is quantized."""
     chosen = None if dtype is None else getattr(torch, dtype)
     pack = partial(dense.pack, dtype=chosen)
-    table = {
-        **{function.__name__: XlaOperator("xla", function) for function in _PLAIN},
+    table = {function.__name__: XlaOperator("xla", function) for function in _PLAIN} | {
         "embedding": XlaOperator("xla", partial(dense.embedding, dtype=chosen)),
         "linear": XlaOperator("xla", partial(dense.linear, dtype=chosen), pack),
         "logits": XlaOperator("xla", partial(dense.logits, dtype=chosen), pack),
