@@ -102,6 +102,8 @@ class Verification:
     def commit(self, step: int, chunks: list[PrefillChunk]) -> None:
         """Report what was accepted in a step, and continue after the accepted tokens."""
         ours = [chunk for chunk in chunks if chunk.verifies]
+        if not (self._drafted or ours):
+            return
         new = [chunk.seq for chunk in chunks if chunk.seq.told == chunk.seq.prompt_len]
         resting = self._rest > 0 and not ours
         self._tell(new if resting else self._running.all())

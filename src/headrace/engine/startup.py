@@ -18,7 +18,7 @@ from headrace.core.fetches import Tiers
 from headrace.engine.block_loading import BlockDraft, find_block_draft
 from headrace.engine.block_rounds import BlockRounds
 from headrace.engine.core_loop import EngineCore
-from headrace.engine.draft_depth import describe_drafts, drafts_of
+from headrace.engine.draft_depth import describe_drafts
 from headrace.engine.draft_loading import DraftCheckpoint, LoadedDraft, find_draft
 from headrace.engine.draft_weights import check_host_drafter
 from headrace.engine.drafting import Drafting
@@ -181,7 +181,7 @@ def build_on(
     draft = None if found is None else found.load(device, own.runner, resolved, progress, busy_seconds(device))
     blocks = None if block is None else block.model(device, own.runner, resolved, busy_seconds(device))
     heads = None if head is None else head.make(device, own.runner, resolved, busy_seconds(device))
-    drafting = _drafting(config, draft, blocks, heads, device)
+    drafting = _drafting(config, draft, blocks, heads, own)
     tiers, transfer = open_tiers(config, checkpoint, device, platform, resolved, own.runner, followers, reader, reasons)
     scheduler = Scheduler(_core_config(config, resolved, vocab), drafting, tiers)
     # Events name blocks as tiers and transfers do, where there are any.
@@ -228,9 +228,9 @@ def _method(config: Config) -> str:
 
 
 def _drafting(
-    config: Config, draft: LoadedDraft | None, blocks: BlockRounds | None, head: HeadDrafter | None, device: Device
+    config: Config, draft: LoadedDraft | None, blocks: BlockRounds | None, head: HeadDrafter | None, own: LoadedRank
 ) -> Drafting:
-    make = partial(Drafting, on_device=drafts_of(config, device) > 0, times=device.extension(TimesLaunches))
+    make = partial(Drafting, on_device=own.runner.config.drafts > 0, times=own.device.extension(TimesLaunches))
     if blocks is not None:
         return make(ModelSpeculator(blocks, blocks.method, blocks.drafts), model=blocks)
     passes = head if draft is None else draft.model
