@@ -59,6 +59,10 @@ class Stub:
         self.model, self.tokens, self.mode, self.wait = model, tokens, mode, wait
         self.gate: asyncio.Event | None = None
         """Requests are answered once it is set."""
+        self.asked = asyncio.Event()
+        """Set by the first POST."""
+        self.giver: Stub | None = None
+        """Requests that wait for blocks are answered once this one was asked, as blocks come no earlier."""
         self.role: str | None = None
         """In a group of engines that exchange blocks."""
         self.healthy: Callable[[], bool] = lambda: True
@@ -127,6 +131,10 @@ class _Connection(asyncio.Protocol):
         path = self.url.decode()
         self.current = Got(self.parser.get_method().decode(), path, self.headers, bytes(self.body))
         self.stub.got.append(self.current)
+        if self.current.method == "POST":
+            self.stub.asked.set()
+        giver = self.stub.giver if b"do_remote_prefill" in self.body else None
+        gates = [gate for gate in (self.stub.gate, giver and giver.asked) if gate is not None]
         if path == "/health":
             self._health()
         elif path == "/v1/models":
@@ -141,10 +149,10 @@ class _Connection(asyncio.Protocol):
             self._events()
         elif path in ("/v1/router/replicas", "/v1/engine/state"):
             self.transport.write(answer(404, _error("no such route", "not_found")))
-        elif self.stub.mode == "ok" and not self.stub.wait and self.stub.gate is None:
+        elif self.stub.mode == "ok" and not self.stub.wait and not gates:
             self._write(self._whole() if b'"stream":true' not in self.body else self._streamed())
         else:
-            self._start(self._later(self.stub.gate))
+            self._start(self._later(gates))
 
     def _write(self, data: bytes) -> None:
         head = self.current is not None and self.current.method == "HEAD"
@@ -184,8 +192,8 @@ class _Connection(asyncio.Protocol):
     def _streamed(self) -> bytes:
         return STREAM_HEAD + chunk(PIECE) * self.stub.tokens + chunk(DONE) + END
 
-    async def _later(self, gate: asyncio.Event | None) -> None:
-        if gate is not None:
+    async def _later(self, gates: list[asyncio.Event]) -> None:
+        for gate in gates:
             await gate.wait()
         await self._answer()
 
