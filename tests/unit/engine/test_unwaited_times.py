@@ -32,7 +32,7 @@ class Times:
 
 class Rounds(UnwaitedRounds):
     def leave(self, passes: list[tuple[int, int]]) -> float:
-        marks = [self._point() for _ in range(1 + len(passes))]
+        marks = [self._times.mark() for _ in range(1 + len(passes))]
         return self._leave([Result()] * len(passes), passes, marks)
 
 
