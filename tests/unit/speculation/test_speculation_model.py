@@ -305,3 +305,21 @@ def test_sequences_that_begin_between_two_reviews_are_reviewed_at_once() -> None
     assert speculator.held("one")
     assert speculator.held("other")
     assert speculator.rest() == 0
+
+
+def test_sequences_that_begin_put_the_next_review_off_for_nobody() -> None:
+    """Each is reviewed when it begins; those that wait for a review have theirs at the step that was foreseen."""
+    model = FakeModel(0.1, 0.9, gpu_seconds, limit=500)
+    speculator = ModelSpeculator(model)
+    names = [f"full {at}" for at in range(8)]
+    model.lengths.update(dict.fromkeys(names, 600))
+    steps = list[int]()
+    for name in names:
+        speculator.begin(name, NAMESPACE, [1] * 600)
+        speculator.extend(name, [1])
+        assert not speculator.held(name)
+    for _ in range(3):
+        drafts = speculator.draft(StepShape(8, 8, 600), [])
+        speculator.settle(drafts, [], 8, gpu_seconds(8, 600))
+        steps.append(speculator.rest())
+    assert steps == [1, 0, 3], "two steps later, then four, then eight"
