@@ -76,8 +76,8 @@ class Scheduler:
     # Requests
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None:
-        """Queue a request, or go on with the open sequence that it extends, which takes no place in the queue; its output
-        follows the grammar of `matcher`. If it raises NeverFits or Overloaded, it has no effect."""
+        """Queue a request, or go on with the open sequence that it extends, which needs no place in the queue; its
+        output follows the grammar of `matcher`. If it raises NeverFits or Overloaded, it has no effect."""
         assert request.id not in self._requests, "ids are the client's, one for each sequence"
         admit(request, self.config)
         goes_on = request.extends in self._open
@@ -211,7 +211,7 @@ class Scheduler:
         self._open.clear()
         self._fetches.fail(plan.step)
         for seq in self._running.all():
-            self._ends.release(seq, keep=False)
+            self._ends.set_back(seq, keep=False)
             self._queue(seq)
         for seq in self._waiting:
             seq.forget_plans()
@@ -255,7 +255,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         """Put a sequence back in the queue. Of its computed blocks, those stay in the tree that there is room for."""
-        self._ends.release(seq)
+        self._ends.set_back(seq)
         seq.hold = self._clock.launched
         self._queue(seq)
         self._preemptions += 1

@@ -68,8 +68,12 @@ class DraftingModel(Protocol):
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None: ...
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        """A sequence waits to go on: give back what the model holds for it. `keep`: what was computed of its tokens is
+        right, and may serve others, and itself later."""
+
     def end(self, sequence: str, keep: bool) -> None:
-        """Drop a sequence; `keep`: what was computed of its tokens is right, and may serve others."""
+        """Drop a sequence; `keep`: as for `pause`."""
 
     def room(self, sequence: str) -> int:
         """The most drafts that fit the model's own limits; 0 if it cannot draft any more."""
@@ -142,6 +146,13 @@ class ModelSpeculator:
         if not state.begun:
             state.begun, state.faded = True, self._step
             self._due = True
+
+    def pause(self, sequence: str, keep: bool) -> None:
+        """A sequence waits to go on: until its next token it is in no review. `keep`: as for `DraftingModel.pause`."""
+        state = self._states[sequence]
+        self._model.pause(sequence, keep)
+        self._release(state)
+        state.begun = state.held = False
 
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: it may serve later ones."""
@@ -291,11 +302,12 @@ class ModelSpeculator:
         state.reserved = 0.0
 
     def _review(self) -> bool:
-        """Find the sequences for which it is worth to wait, all of them together. False: all are held already."""
+        """Find the sequences for which it is worth to wait, all of them together. False: all that there are, are held
+        already."""
         self._due = False
         names = [name for name, state in self._states.items() if state.begun]
         if all(self._states[name].held for name in names):
-            return False
+            return not names
         guesses = [self._guess(name, self._most) for name in names]
         context = sum(self._states[name].length for name in names)
         shape = StepShape(len(names), len(names), context)
