@@ -13,11 +13,15 @@ import pytest
 import torch
 from fake_machines import VENDORS, Vendor
 
+from headrace.conformance.tiny import Serving, TinyModel, requests
+from headrace.engine.core_loop import EngineCore
+from headrace.engine.runner import Runner
+from headrace.engine.stats import SpeculationTotals
 from headrace.errors import DeviceLost, PlatformError
 from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.platforms.accelerator.event_timing import EventTiming
 from headrace.platforms.interface import BusySeconds, TimesLaunches
-from headrace.types import Bucket, KVLayout, LayerKV
+from headrace.types import Bucket, KVLayout, LayerKV, StepPlan
 
 CUDA = VENDORS[0]
 BUCKET = Bucket(8, 8, 8, 8)
@@ -195,6 +199,52 @@ def test_a_lost_device_has_no_times_and_the_next_launch_raises_the_loss(opened: 
     assert times.busy_seconds() == known
     with pytest.raises(DeviceLost, match="illegal memory access"):
         steps.launch()
+
+
+class Learner:
+    """What `engine.drafting.Drafting` is told of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def settle(self, plan: StepPlan, emitted: int, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    def waited(self, seconds: float) -> None:
+        pass
+
+    def totals(self) -> SpeculationTotals:
+        return SpeculationTotals()
+
+
+class Learning(Serving):
+    """Serving whose loop learns the times of steps, as a started engine does."""
+
+    def __init__(self, device: AcceleratorDevice, learner: Learner) -> None:
+        super().__init__(device, TinyModel(device))
+        times, size = times_of(device), device.capabilities().block_sizes[0]
+        self._core = EngineCore(
+            self.scheduler, self.runner, 8, size, busy_seconds=times.busy_seconds, drafting=learner, times=times
+        )
+
+    def watch(self, runner: Runner) -> Runner:
+        self.runner = runner
+        return runner
+
+
+def test_the_engine_learns_the_devices_own_time_of_each_step(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps are in flight, and the host takes as long as it likes."""
+    device, module = opened()
+    replay = fake.Graph.replay
+    monkeypatch.setattr(fake.Graph, "replay", lambda graph: (module.work(3.0), replay(graph)))
+    learner = Learner()
+    serving = Learning(device, learner)
+    for _ in range(2):
+        learner.seconds.clear()
+        module.now += 1000.0
+        serving.run(requests(3))
+    assert len(learner.seconds) >= 8
+    assert learner.seconds == pytest.approx([0.003] * len(learner.seconds))
 
 
 @pytest.mark.parametrize("vendor", VENDORS, ids=lambda v: v.name)
