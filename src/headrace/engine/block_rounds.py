@@ -89,6 +89,9 @@ class BlockRounds(UnwaitedRounds):
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self._sequences[sequence].tokens += tokens
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        """Its entries were in the target's blocks alone."""
+
     def end(self, sequence: str, keep: bool) -> None:
         del self._sequences[sequence]
 
