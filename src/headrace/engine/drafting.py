@@ -127,6 +127,11 @@ class Drafting:
             self._speculator.policy.gap = 0.0 if self._on_device else self._gap
             self._speculator.extend(sequence, tokens, in_flight)
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        if sequence not in self._unread:
+            with self._watch:
+                self._speculator.pause(sequence, keep)
+
     def end(self, sequence: str, keep: bool) -> None:
         if self._unread.pop(sequence, None) is None:
             with self._watch:

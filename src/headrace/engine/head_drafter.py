@@ -2,8 +2,9 @@
 
 Nothing is computed ahead: a model needs the tokens alone, and for a head the features of all tokens are kept in the
 target's blocks. So a round first computes the entries that the drafter's own cache lacks, and then drafts, whatever
-cached prefixes, chunks and preemptions there were. Each sequence has its own blocks in that cache; full ones of a model
-also serve others that begin with the same tokens (`draft_blocks`). What earlier rounds have computed of known tokens
+cached prefixes, chunks and preemptions there were. Each running sequence has its own blocks in that cache, and gives
+them back if it is preempted; full ones of a model also serve others that begin with the same tokens, and the same
+sequence when it goes on (`draft_blocks`). What earlier rounds have computed of known tokens
 stays right, because no known token changes. The entries of a model's drafts stay, too, as far as these are right; those
 of a head were made of its own output, and are computed again.
 
@@ -124,11 +125,24 @@ class HeadDrafter(UnwaitedRounds):
         return Drafted(request, list(request.prompt), self._vocab, self._passes.lag)
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
-        self._sequences[sequence].extend(tokens)
+        known = self._sequences[sequence]
+        known.extend(tokens)
+        if known.paused:
+            known.paused = False
+            self._blocks.share(known)
+
+    def pause(self, sequence: str, keep: bool) -> None:
+        known = self._sequences[sequence]
+        self._release(known, keep)
+        known.forget()
+        known.paused = True
 
     def end(self, sequence: str, keep: bool) -> None:
+        self._release(self._sequences.pop(sequence), keep)
+
+    def _release(self, known: Drafted, keep: bool) -> None:
         # Behind a step of the target that has failed, the passes in flight may not have computed what is counted.
-        self._blocks.release(self._sequences.pop(sequence), keep=keep and not self.ended)
+        self._blocks.release(known, keep=keep and not self.ended)
 
     def _begin_anew(self) -> None:
         super()._begin_anew()

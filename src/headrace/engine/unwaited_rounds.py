@@ -88,16 +88,20 @@ class UnwaitedRounds(GuardedRounds):
         """Learn the times of rounds that are done. They count instead of those of `warm_up`, when nothing else was in
         the device's caches."""
         for one in self._unread:
-            if one.marks:
-                ends = [self._times.busy_until(mark) for mark in one.marks]
-                if ends[-1] is None:
-                    # It is not done, or was too long ago.
-                    continue
-                for (tokens, context), start, end in zip(one.passes, ends, ends[1:], strict=False):
-                    if start is not None and end is not None:
-                        self.cost.observe(tokens, context, end - start)
-                        self.unwaited += end - start
-                one.marks = ()
+            self._learn(one)
+
+    def _learn(self, one: _Unread) -> None:
+        if not one.marks:
+            return
+        ends = [self._times.busy_until(mark) for mark in one.marks]
+        if ends[-1] is None:
+            # It is not done, or was too long ago.
+            return
+        for (tokens, context), start, end in zip(one.passes, ends, ends[1:], strict=False):
+            if start is not None and end is not None:
+                self.cost.observe(tokens, context, end - start)
+                self.unwaited += end - start
+        one.marks = ()
 
     def _count(self, seconds: float, waited: bool) -> None:
         """Without a counter, the time of a step is that since the end of the one before it or since its launch, which
@@ -118,6 +122,8 @@ class UnwaitedRounds(GuardedRounds):
         """Raises what has failed in a round that nothing waited for."""
         self.learn_times()
         while self._unread and all(result.done() for result in self._unread[0].results):
+            # It may have come to its end just now.
+            self._learn(self._unread[0])
             for result in self._unread.popleft().results:
                 result.result()
 
