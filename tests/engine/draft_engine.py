@@ -21,7 +21,7 @@ from headrace.errors import PlatformError
 from headrace.platforms.interface import Pending
 from headrace.speculation import model_speculator
 from headrace.speculation.acceptance import AcceptanceCounts
-from headrace.speculation.model_speculator import ModelSpeculator
+from headrace.speculation.model_speculator import ModelDrafts, ModelSpeculator
 from headrace.speculation.policy import DraftingTime, SpeculationPolicy, StepChoice, StepShape
 
 
@@ -94,6 +94,19 @@ def speculate_always(patch: pytest.MonkeyPatch, seed: int) -> None:
     """Engines that are built from now on draft whatever it costs, so that their drafts depend on no time."""
     patch.setattr(model_speculator, "_FUNDS", math.inf)
     patch.setattr(startup, "ModelSpeculator", lambda *args: ModelSpeculator(*args, policy=EagerPolicy(seed)))
+
+
+def blocks_of_waiting(patch: pytest.MonkeyPatch, built: Built) -> list[int]:
+    """Keep, for each round, the number of the drafter's blocks that preempted sequences hold."""
+    held, draft = list[int](), HeadDrafter.draft
+
+    def counting(model: HeadDrafter, wanted: Sequence[tuple[str, int]]) -> ModelDrafts:
+        running = {seq.id for seq in built.engines[-1].core._scheduler._running.all()}
+        held.append(sum(len(known.blocks) for name, known in model._sequences.items() if name not in running))
+        return draft(model, wanted)
+
+    patch.setattr(HeadDrafter, "draft", counting)
+    return held
 
 
 class FailedPass:

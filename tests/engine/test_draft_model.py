@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_engine import Built, fail_following, save_draft, watch
+from draft_engine import Built, blocks_of_waiting, fail_following, save_draft, watch
 from engine_harness import Answer, alone, engine, idle, in_turn, request, together
 from test_engine_bits import COUNT, VOCAB, WAYS, crowded, leave_half, mixed, same
 from tiny_models import prompt as random_prompt
@@ -105,6 +105,7 @@ def test_in_a_batch_cold_then_warm(
 
 def test_preempted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = watch(monkeypatch)
+    waiting = blocks_of_waiting(monkeypatch, built)
     requests = crowded()
     expected = alone(tiny_llama, requests[::5])
 
@@ -112,6 +113,8 @@ def test_preempted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with engine(tiny_llama, blocks=41, chunk=16, speculate=f"draft:{tiny_llama}") as client:
             same((await together(client, requests))[::5], expected)
             assert (await idle(client)).scheduler.preemptions > 0
+            assert len(waiting) > 10
+            assert not any(waiting)
             built.check()
 
     asyncio.run(main())

@@ -16,7 +16,6 @@ from test_head_platforms import _tpu, answers, drafted, fail_a_step, requests, s
 
 from headrace.engine.draft_depth import drafts_of
 from headrace.engine.head_passes import HeadPasses
-from headrace.errors import PlatformError
 from headrace.platforms.cpu.device import CpuDevice
 
 
@@ -58,13 +57,14 @@ def test_answers_are_those_without_drafts(device: Any, target: Path, monkeypatch
 def test_a_drafter_whose_cache_was_lost_with_the_targets_drafts_again(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its answers, and how many of its drafts are right, are those from before."""
+    """A pass that is refused takes no buffer, so no answer suffers. Later its answers, and how many of its drafts are
+    right, are those from before."""
     speculate_always(monkeypatch, 2)
     xla, following, broken = FakeXla(), HeadPasses.following, [False]
 
     def failing(passes: HeadPasses, step: Any, depth: int) -> Any:
         if broken[0]:
-            raise PlatformError("its buffers were given away")
+            xla.failure = RuntimeError("INTERNAL: the program was refused")
         return following(passes, step, depth)
 
     monkeypatch.setattr(HeadPasses, "following", failing)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_engine import Built, fail_following, watch
+from draft_engine import Built, blocks_of_waiting, fail_following, watch
 from engine_harness import Answer, alone, config_of, engine, idle, in_turn, request, together
 from plain_heads import FFN, HEADS, LAYER, VOCAB, H, add_mtp
 from safetensors.torch import load_file, save_file
@@ -170,6 +170,7 @@ def test_a_head_that_is_always_wrong_changes_nothing(oracle: Path, monkeypatch: 
 @pytest.mark.parametrize("method", METHODS)
 def test_preempted(target: Path, method: str, known: dict[str, list[Answer]], monkeypatch: pytest.MonkeyPatch) -> None:
     built = watch(monkeypatch)
+    waiting = blocks_of_waiting(monkeypatch, built)
     requests = [
         request(random_prompt(64 + at, VOCAB)[:64], f"p{at}", max_tokens=48, **WAYS[at % len(WAYS)]) for at in range(12)
     ]
@@ -181,6 +182,8 @@ def test_preempted(target: Path, method: str, known: dict[str, list[Answer]], mo
         async with engine(target, blocks=36, chunk=16, speculate=method_of(method, target)) as client:
             same((await together(client, requests))[::5], expected)
             assert (await idle(client)).scheduler.preemptions > 0
+            assert len(waiting) > 10
+            assert not any(waiting)
 
     asyncio.run(main())
     balanced(built)

@@ -22,6 +22,7 @@ from tiny_models import load_reference
 from tiny_models import prompt as random_prompt
 
 from headrace.client.api import GenerateRequest
+from headrace.engine import unwaited_rounds
 from headrace.engine.placed_blocks import PlacedBlocks
 from headrace.errors import PlatformError
 from headrace.platforms.cpu.native import missing
@@ -186,6 +187,29 @@ def test_a_drafter_that_is_always_wrong_changes_nothing(
     asyncio.run(main())
     assert built.counts.drafted > 40
     assert built.counts.accepted == 0
+
+
+def test_no_round_is_waited_for_where_the_device_tells_its_time(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_oracle(tmp_path / "target", tmp_path / "drafter", tiny_llama)
+    built, waited, timed = watch(monkeypatch), [0], PlacedBlocks._timed
+
+    def timing(drafter: PlacedBlocks, groups: Sequence[Sequence[Any]]) -> Any:
+        waited[0] += bool(built.engines)
+        return timed(drafter, groups)
+
+    monkeypatch.setattr(PlacedBlocks, "_timed", timing)
+    monkeypatch.setattr(unwaited_rounds, "_MEASURED", 2)
+
+    async def main() -> None:
+        async with engine(tmp_path / "target", speculate=f"dflash:{tmp_path / 'drafter'}") as client:
+            await together(client, [request(random_prompt(9, VOCAB), "o", max_tokens=3 * TOKENS)])
+            await idle(client)
+            assert placed_blocks(built).unwaited > 0
+
+    asyncio.run(main())
+    assert waited == [0]
 
 
 @pytest.mark.parametrize("layout", ["zlab-mask-vector", "dspark"])

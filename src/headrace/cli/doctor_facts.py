@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.kernels.registry import OPS, OPTIONAL, Binding, ByReference, binding
 from headrace.kernels.spec import OpSpec
-from headrace.platforms.interface import CaptureReason, Device, Platform, ProviderVersions, Tagged
+from headrace.platforms.interface import CaptureReason, Device, Platform, ProviderVersions, Tagged, TimesLaunches
 from headrace.plugins import AUTO_SCORE, PlatformProbe, PluginSet
 
 __all__ = ["all_operator_facts", "operator_facts", "operator_lines", "platform_facts", "platform_lines"]
@@ -117,11 +117,13 @@ def _tag(bound: Binding, spec: OpSpec, device: Device) -> str:
 
 
 def _extras(device: Device) -> dict[str, Any]:
-    """Versions of the platform's libraries, and why it captures no steps, if it reports them."""
+    """Versions of the platform's libraries, and why it captures no steps, if it reports them; whether the device knows
+    the times of its launches."""
     providers, captures = device.extension(ProviderVersions), device.extension(CaptureReason)
     return {
         "providers": {} if providers is None else dict(providers.provider_versions()),
         "graphs": "" if captures is None else captures.why_uncaptured(),
+        "exact_times": device.extension(TimesLaunches) is not None,
     }
 
 
@@ -144,6 +146,8 @@ def operator_lines(operators: Mapping[str, Any]) -> Iterator[str]:
     for operator in (*operators["bound"], *operators["optional"]):
         allowed = "".join(_allowed(operator["tolerance"].get(dtype)) for dtype in _DTYPES)
         yield f"  {operator['name']:<18}{operator['implementation']:<27} {allowed}  {operator['reason']}"
+    times = "exact, by the device" if operators["exact_times"] else "estimated, by the host"
+    yield f"  times of steps and drafts: {times}"
     for name, version in operators["providers"].items():
         yield f"  provider {name}: {version}"
     if operators["graphs"]:

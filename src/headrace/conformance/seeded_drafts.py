@@ -34,6 +34,9 @@ class SeededDrafts:
         self._known[sequence] += len(tokens)
         self._held[sequence] = self._held[sequence] or self._random.random() < self._eager
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        pass
+
     def end(self, sequence: str, keep: bool) -> None:
         del self._known[sequence], self._held[sequence]
 
@@ -84,6 +87,9 @@ class PlacedDrafts:
 
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
         self._held[sequence] = self._held[sequence] or self._random.random() < self._eager
+
+    def pause(self, sequence: str, keep: bool) -> None:
+        pass
 
     def end(self, sequence: str, keep: bool) -> None:
         del self._held[sequence]

@@ -14,6 +14,7 @@ from headrace.conformance.kv_tier import KVTier
 from headrace.conformance.loading_tier import LoadingTier
 from headrace.conformance.model_tiers import DeterminismTier, ModelTier
 from headrace.conformance.operators_tier import OperatorsTier
+from headrace.conformance.timing_tier import TimingTier
 from headrace.platforms.interface import Platform
 
 __all__ = ["Suite"]
@@ -26,6 +27,7 @@ class Suite(
     FormatsTier,
     KVTier,
     ModelTier,
+    TimingTier,
     CollectivesTier,
     DeterminismTier,
     FaultsTier,

@@ -64,6 +64,9 @@ class HeadDrafts(PlacedDrafts):
         self._known[sequence] += len(tokens)
         super().extend(sequence, tokens, in_flight)
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        self.drafter.pause(sequence, keep)
+
     def end(self, sequence: str, keep: bool) -> None:
         self.drafter.end(sequence, keep)
         super().end(sequence, keep)

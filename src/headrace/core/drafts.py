@@ -62,6 +62,10 @@ class DraftSource(Protocol):
     def extend(self, sequence: str, tokens: Sequence[int], in_flight: int) -> None:
         """Add committed tokens of the output; `in_flight`: tokens that launched steps will add to them."""
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        """A sequence gives its slot and its blocks back, and waits for others; `keep`: what launched steps have
+        computed of its tokens is right. When it goes on, `extend` or `draft` mentions it."""
+
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: its output may serve later ones."""
 

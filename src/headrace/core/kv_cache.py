@@ -42,6 +42,16 @@ class CachedPrefix(NamedTuple):
     """(source, destination): the block whose first tokens matched, and the private block that it must be copied to."""
 
 
+class _Overlap(NamedTuple):
+    """What two sequences have in common, of which the second takes the place of the first."""
+
+    common: int
+    """Tokens with which both begin."""
+    computed: int
+    """Those that need not be computed."""
+    scores: StoredScores
+
+
 class KVCache:
     """The block pool, the radix tree, and one block table per slot."""
 
@@ -113,15 +123,11 @@ class KVCache:
         for its further tokens. `launched`: tokens that launched steps compute, if they are more than those that
         committed ones have. Returns how many tokens need not be computed; None, without any change, if its first new
         token would be written to a shared block, or if blocks are missing."""
-        size = self.block_size
-        common = _common_length(before.tokens, seq.tokens)
-        scores = find_scores(seq, self.tree) if self.caching and not launched else NO_SCORES
-        computed = min(max(before.filled, launched), common, self._limit(seq, scores))
-        need = blocks_for(len(seq.tokens), size)
-        if before.namespace != seq.namespace or before.shared * size > computed:
+        found = self._overlap(before, seq, launched)
+        if found is None:
             return None
-        if need - before.blocks > self.available:
-            return None
+        common, computed, scores = found
+        size, need = self.block_size, blocks_for(len(seq.tokens), self.block_size)
         row = self.table[before.slot]
         if need < before.blocks:
             self.pool.release(row[need : before.blocks].tolist())
@@ -134,6 +140,10 @@ class KVCache:
         while seq.blocks < need:
             self.grow(seq)
         return computed
+
+    def may_take_over(self, before: Sequence, seq: Sequence) -> bool:
+        """Whether `take_over` would do it now."""
+        return self._overlap(before, seq, 0) is not None
 
     def may_continue(self, seq: Sequence, text: tuple[int, ...]) -> bool:
         """Whether a cached block may hold what follows a sequence: one token that is not known yet, then this text."""
@@ -246,6 +256,17 @@ class KVCache:
         if self.names is not None:
             self.names.allocated(block, evicts)
         return block
+
+    def _overlap(self, before: Sequence, seq: Sequence, launched: int) -> _Overlap | None:
+        """What `take_over` gives a sequence of one before it; None if it cannot."""
+        size, common = self.block_size, _common_length(before.tokens, seq.tokens)
+        scores = find_scores(seq, self.tree) if self.caching and not launched else NO_SCORES
+        computed = min(max(before.filled, launched), common, self._limit(seq, scores))
+        if before.namespace != seq.namespace or before.shared * size > computed:
+            return None
+        if blocks_for(len(seq.tokens), size) - before.blocks > self.available:
+            return None
+        return _Overlap(common, computed, scores)
 
     def _limit(self, seq: Sequence, scores: StoredScores) -> int:
         """The number of tokens that may come from the cache, with the scores that it has: the row before the first

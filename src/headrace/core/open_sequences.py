@@ -45,6 +45,11 @@ class OpenSequences:
         """Keep a sequence that has ended in its slot. It is neither scheduled nor preempted any more."""
         self._open[seq.id] = seq, now
 
+    def may_go_on(self, seq: Sequence) -> bool:
+        """Whether `go_on` would let a new sequence take over what it extends."""
+        found = self._open.get(seq.request.extends)
+        return found is not None and self._cache.may_take_over(found[0], seq)
+
     def go_on(self, seq: Sequence) -> int | None:
         """Let a new sequence take over the slot and the blocks of the open one that it extends. Returns the number of
         its tokens that need not be computed; None, and the open one is closed, if it must be queued as any other."""

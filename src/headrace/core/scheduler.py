@@ -76,16 +76,18 @@ class Scheduler:
     # Requests
 
     def add(self, request: Request, matcher: Matcher | None = None) -> None:
-        """Queue a request, or go on with the open sequence that it extends; its output follows the grammar of
-        `matcher`. If it raises NeverFits or Overloaded, it has no effect."""
+        """Queue a request, or go on with the open sequence that it extends, which needs no place in the queue; its
+        output follows the grammar of `matcher`. If it raises NeverFits or Overloaded, it has no effect."""
         assert request.id not in self._requests, "ids are the client's, one for each sequence"
         admit(request, self.config)
         goes_on = request.extends in self._open
-        if not goes_on and len(self._waiting) >= self.config.max_waiting:
-            waiting = counted(len(self._waiting), "request")
-            raise Overloaded(f"{waiting} waiting already, and max_waiting is {self.config.max_waiting}")
+        full = len(self._waiting) >= self.config.max_waiting
+        if full and not goes_on:
+            raise self._overloaded()
         # An invalid request may only fail here, before any state has changed.
         seq = Sequence.of(request, next(self._orders), self.config.vocab_size, matcher)
+        if full and not self._open.may_go_on(seq):
+            raise self._overloaded()
         self._requests[request.id] = seq
         if self._verification is not None:
             self._verification.begin(seq)
@@ -209,7 +211,7 @@ class Scheduler:
         self._open.clear()
         self._fetches.fail(plan.step)
         for seq in self._running.all():
-            self._ends.release(seq, keep=False)
+            self._ends.set_back(seq, keep=False)
             self._queue(seq)
         for seq in self._waiting:
             seq.forget_plans()
@@ -245,11 +247,15 @@ class Scheduler:
         check(self._cache, self._slots, self._running.all() + self._open.all(), pinned, reserved)
         assert len(self._requests) == len(self._running) + len(self._waiting) + len(self._successors)
 
-    # Parts of schedule
+    # Parts of add and schedule
+
+    def _overloaded(self) -> Overloaded:
+        waiting = counted(len(self._waiting), "request")
+        return Overloaded(f"{waiting} waiting already, and max_waiting is {self.config.max_waiting}")
 
     def _preempt(self, seq: Sequence) -> None:
         """Put a sequence back in the queue. Of its computed blocks, those stay in the tree that there is room for."""
-        self._ends.release(seq)
+        self._ends.set_back(seq)
         seq.hold = self._clock.launched
         self._queue(seq)
         self._preemptions += 1

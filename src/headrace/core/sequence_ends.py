@@ -1,4 +1,5 @@
-"""The end of sequences: what becomes of their slots and blocks, and the delta of one that ends by a fault."""
+"""The end of sequences, and their way back in the queue: what becomes of their slots and blocks, and the delta of one
+that ends by a fault."""
 
 from __future__ import annotations
 
@@ -58,6 +59,13 @@ class SequenceEnds:
         seq.epoch += 1
         if self._verification is not None:
             self._verification.end(seq, keep)
+
+    def set_back(self, seq: Sequence, keep: bool = True) -> None:
+        """Release what a running sequence has: it waits in the queue then, and goes on where it was. `keep`: what was
+        computed of it stays cached."""
+        self.release(seq, keep)
+        if self._verification is not None:
+            self._verification.pause(seq, keep)
 
     def release(self, seq: Sequence, keep: bool = True) -> None:
         """Release the slot and the blocks of a sequence."""

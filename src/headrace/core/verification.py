@@ -54,6 +54,11 @@ class Verification:
             free = seq.matcher is None and (seq.constraints is None or not seq.params.min_tokens)
             seq.placed = seq.drafted and free and self._source.places(seq.request)
 
+    def pause(self, seq: Sequence, keep: bool) -> None:
+        """A sequence has lost its slot and goes back in the queue; `keep` as for `DraftSource.pause`."""
+        if seq.drafted:
+            self._source.pause(seq.id, keep)
+
     def end(self, seq: Sequence, keep: bool) -> None:
         if seq.drafted:
             self._tell([seq])

@@ -20,7 +20,7 @@ from headrace.engine.block_batch import BlockPlace
 from headrace.engine.head_plans import Drafted
 from headrace.engine.unwaited_rounds import UnwaitedRounds
 from headrace.models.block_drafter import BlockDrafter
-from headrace.platforms.interface import Device, Executable, Tensor
+from headrace.platforms.interface import Device, Executable, Tensor, TimesLaunches
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.types import Bucket, Request
 
@@ -69,7 +69,7 @@ class BlockRounds(UnwaitedRounds):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`places`: the device places sequences. `busy_seconds`: the device's counter of its working time."""
-        super().__init__(f"the drafter {name}", places, busy_seconds, clock)
+        super().__init__(f"the drafter {name}", places, busy_seconds, clock, device.extension(TimesLaunches))
         config = drafter.config
         self.method, self.drafts = config.method, config.drafts
         self.block = config.rows
@@ -88,6 +88,9 @@ class BlockRounds(UnwaitedRounds):
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self._sequences[sequence].tokens += tokens
+
+    def pause(self, sequence: str, keep: bool) -> None:
+        """Its entries were in the target's blocks alone."""
 
     def end(self, sequence: str, keep: bool) -> None:
         del self._sequences[sequence]

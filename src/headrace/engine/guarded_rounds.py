@@ -2,6 +2,10 @@
 
 A device that takes buffers with every step may have lost those of the model, too, when a step fails. Then the target
 gets a new cache, and the model begins anew with it, a few times.
+
+A pass that such a device refuses takes nothing. One that fails when it runs has the history of tokens, where the next
+step finds the drafts: that step is launched before the failure is known, so it fails as well. A copy of the history
+would not help: what the step reads is what the pass has written.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Nothing is computed ahead: a model needs the tokens alone, and for a head the features of all tokens are kept in the
 target's blocks. So a round first computes the entries that the drafter's own cache lacks, and then drafts, whatever
-cached prefixes, chunks and preemptions there were. Each sequence has its own blocks in that cache; full ones of a model
-also serve others that begin with the same tokens (`draft_blocks`). What earlier rounds have computed of known tokens
+cached prefixes, chunks and preemptions there were. Each running sequence has its own blocks in that cache, and gives
+them back if it is preempted; full ones of a model also serve others that begin with the same tokens, and the same
+sequence when it goes on (`draft_blocks`). What earlier rounds have computed of known tokens
 stays right, because no known token changes. The entries of a model's drafts stay, too, as far as these are right; those
 of a head were made of its own output, and are computed again.
 
@@ -124,11 +125,24 @@ class HeadDrafter(UnwaitedRounds):
         return Drafted(request, list(request.prompt), self._vocab, self._passes.lag)
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
-        self._sequences[sequence].extend(tokens)
+        known = self._sequences[sequence]
+        known.extend(tokens)
+        if known.paused:
+            known.paused = False
+            self._blocks.share(known)
+
+    def pause(self, sequence: str, keep: bool) -> None:
+        known = self._sequences[sequence]
+        self._release(known, keep)
+        known.forget()
+        known.paused = True
 
     def end(self, sequence: str, keep: bool) -> None:
+        self._release(self._sequences.pop(sequence), keep)
+
+    def _release(self, known: Drafted, keep: bool) -> None:
         # Behind a step of the target that has failed, the passes in flight may not have computed what is counted.
-        self._blocks.release(self._sequences.pop(sequence), keep=keep and not self.ended)
+        self._blocks.release(known, keep=keep and not self.ended)
 
     def _begin_anew(self) -> None:
         super()._begin_anew()
@@ -223,10 +237,10 @@ class HeadDrafter(UnwaitedRounds):
         sizes = [sum(span.stop - span.start for span in spans)]
         sizes += [sum(count > depth for _, count in rows) for depth in range(1, rows[0][1])]
         timed = not all(seq.placed for seq, _ in rows) or self._measures(sizes)
-        steps, marks = [catch_up_pass(spans, self._size, self._zero_first)], [self._point()]
+        steps, marks = [catch_up_pass(spans, self._size, self._zero_first)], [self._times.mark()]
         *begun, first = self._passes.first(steps[0], timed and self._passes.places)
         pending = [first]
-        marks.append(self._point())
+        marks.append(self._times.mark())
         for depth, size in enumerate(sizes[1:], 1):
             left = [seq for seq, _ in rows[:size]]
             if depth == 1:
@@ -234,7 +248,7 @@ class HeadDrafter(UnwaitedRounds):
             else:
                 steps.append(deeper_pass(steps[-1], left, depth, self._size))
             pending.append(self._passes.following(steps[-1], depth))
-            marks.append(self._point())
+            marks.append(self._times.mark())
             if depth == 1 and not self._passes.places:
                 self._overheads.append(self._clock() - start)
         if timed:

@@ -65,6 +65,8 @@ class Drafted:
     reach: int = 1
     """`known + wrong` at the last round, with the entries of its drafts that are kept, or what it would have been with
     `computed` entries: what it has grown since then is how many entries are missing at most."""
+    paused: bool = False
+    """It has given its blocks back, and goes on with its next token."""
     guessed: list[int] = field(default_factory=list)
     """Tokens behind the computed ones whose entries are there, if they turn out to be these."""
     constraints: Constraints | None = None

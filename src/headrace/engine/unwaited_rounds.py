@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.engine.guarded_rounds import GuardedRounds
+from headrace.engine.launch_times import LaunchTimes
 from headrace.platforms.interface import Pending, TimesLaunches
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.speculation.step_cost import StepCost
@@ -47,7 +48,7 @@ class UnwaitedRounds(GuardedRounds):
         """`what`: the model, for the log. `places`: the device places sequences, whose rounds need not be waited for.
         `busy_seconds`: the device's counter of its working time; `times`: tells that of each launch."""
         super().__init__(what, busy_seconds, clock)
-        self._times = times
+        self._times = LaunchTimes(times)
         self.cost = StepCost()
         self._places = places
         self._unread = deque[_Unread]()
@@ -79,7 +80,7 @@ class UnwaitedRounds(GuardedRounds):
         the first pass and behind each. Returns its seconds, as far as they can be foretold."""
         self._unread.append(_Unread(pending, passes, [mark for mark in marks if mark is not None]))
         seconds = sum(self.cost.seconds(tokens, context) for tokens, context in passes)
-        if self._times is None:
+        if not self._times.known:
             self.unwaited += seconds
         return seconds
 
@@ -87,19 +88,20 @@ class UnwaitedRounds(GuardedRounds):
         """Learn the times of rounds that are done. They count instead of those of `warm_up`, when nothing else was in
         the device's caches."""
         for one in self._unread:
-            if one.marks and self._times is not None:
-                ends = [self._times.busy_until(mark) for mark in one.marks]
-                if ends[-1] is None:
-                    # It is not done, or was too long ago.
-                    continue
-                for (tokens, context), start, end in zip(one.passes, ends, ends[1:], strict=False):
-                    if start is not None and end is not None:
-                        self.cost.observe(tokens, context, end - start)
-                        self.unwaited += end - start
-                one.marks = ()
+            self._learn(one)
 
-    def _point(self) -> int | None:
-        return None if self._times is None else self._times.mark()
+    def _learn(self, one: _Unread) -> None:
+        if not one.marks:
+            return
+        ends = [self._times.busy_until(mark) for mark in one.marks]
+        if ends[-1] is None:
+            # It is not done, or was too long ago.
+            return
+        for (tokens, context), start, end in zip(one.passes, ends, ends[1:], strict=False):
+            if start is not None and end is not None:
+                self.cost.observe(tokens, context, end - start)
+                self.unwaited += end - start
+        one.marks = ()
 
     def _count(self, seconds: float, waited: bool) -> None:
         """Without a counter, the time of a step is that since the end of the one before it or since its launch, which
@@ -110,7 +112,7 @@ class UnwaitedRounds(GuardedRounds):
     def _measures(self, sizes: Sequence[int]) -> bool:
         """Whether to wait for a round that need not be waited for, because the times of its passes must be known.
         `sizes`: their numbers of tokens."""
-        if self._times is not None:
+        if self._times.known:
             return False
         self._rounds += 1
         known = all(map(self.cost.known, sizes))
@@ -120,6 +122,8 @@ class UnwaitedRounds(GuardedRounds):
         """Raises what has failed in a round that nothing waited for."""
         self.learn_times()
         while self._unread and all(result.done() for result in self._unread[0].results):
+            # It may have come to its end just now.
+            self._learn(self._unread[0])
             for result in self._unread.popleft().results:
                 result.result()
 

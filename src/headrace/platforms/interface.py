@@ -243,7 +243,7 @@ class BusySeconds(Protocol):
 
 @runtime_checkable
 class TimesLaunches(Protocol):
-    """A device that knows how long each launch took, without anyone having waited for it."""
+    """A device with `BusySeconds` that knows how long each launch took, without anyone having waited for it."""
 
     def mark(self) -> int:
         """A point behind all that has been launched. Later points are no smaller."""

@@ -68,8 +68,12 @@ class DraftingModel(Protocol):
 
     def extend(self, sequence: str, tokens: Sequence[int]) -> None: ...
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        """A sequence waits to go on: give back what the model holds for it. `keep`: what was computed of its tokens is
+        right, and may serve others, and itself later."""
+
     def end(self, sequence: str, keep: bool) -> None:
-        """Drop a sequence; `keep`: what was computed of its tokens is right, and may serve others."""
+        """Drop a sequence; `keep`: as for `pause`."""
 
     def room(self, sequence: str) -> int:
         """The most drafts that fit the model's own limits; 0 if it cannot draft any more."""
@@ -143,6 +147,13 @@ class ModelSpeculator:
             state.begun, state.faded = True, self._step
             self._due = True
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        """A sequence waits to go on: until its next token it is in no review. `keep`: as for `DraftingModel.pause`."""
+        state = self._states[sequence]
+        self._model.pause(sequence, keep)
+        self._release(state)
+        state.begun = state.held = False
+
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: it may serve later ones."""
         state = self._states.pop(sequence)
@@ -184,7 +195,10 @@ class ModelSpeculator:
             self._interval = 1
         self._wait = min(self._wait, self._interval) - 1
         if self._wait < 1:
-            self._review()
+            if self._review():
+                # What looks worth it there may not be so in a step: only drafts that were made bring the next one soon.
+                self._interval = min(2 * self._interval, _RAREST)
+            self._wait = self._interval
         return Drafts(tokens, [guess.method for guess in guesses], choice, names, seconds, caught_up, estimates)
 
     def rest(self) -> int:
@@ -287,13 +301,13 @@ class ModelSpeculator:
         self._funds += state.reserved
         state.reserved = 0.0
 
-    def _review(self) -> None:
-        """Find the sequences for which it is worth to wait, all of them together."""
+    def _review(self) -> bool:
+        """Find the sequences for which it is worth to wait, all of them together. False: all that there are, are held
+        already."""
         self._due = False
         names = [name for name, state in self._states.items() if state.begun]
         if all(self._states[name].held for name in names):
-            self._wait = self._interval
-            return
+            return not names
         guesses = [self._guess(name, self._most) for name in names]
         context = sum(self._states[name].length for name in names)
         shape = StepShape(len(names), len(names), context)
@@ -302,8 +316,7 @@ class ModelSpeculator:
             state = self._states[name]
             if count and not state.held:
                 state.held, state.misses = True, 0
-        # What looks worth it here may not be so in a step: only drafts that were made bring the next review soon.
-        self._wait = self._interval = min(2 * self._interval, _RAREST)
+        return True
 
     def _drafting_time(self, names: Sequence[str], guesses: Sequence[Guess]) -> DraftingTime:
         """The time of a round, by the number of drafts that are admitted. At each depth of the drafts the model makes

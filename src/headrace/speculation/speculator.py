@@ -134,6 +134,12 @@ class Speculator:
             state.interval = min(2 * state.interval, _RAREST)
             state.wait = state.interval
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        """A sequence waits to go on: the drafter will be asked at its next token, and not before. `keep`: makes no
+        difference to a drafter that knows tokens alone."""
+        state = self._states[sequence]
+        state.held, state.interval, state.wait = False, _RAREST, 0
+
     def end(self, sequence: str, keep: bool) -> None:
         """Drop a sequence; `keep`: its output may serve later ones."""
         state = self._states.pop(sequence)

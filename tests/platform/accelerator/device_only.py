@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from headrace.conformance.tiny import Answer, Serving, TinyModel, requests
 from headrace.errors import OutOfMemory, PlatformError
 from headrace.platforms.accelerator.device import AcceleratorDevice
 from headrace.platforms.accelerator.platform import AcceleratorPlatform
+from headrace.platforms.interface import BusySeconds, TimesLaunches
 from headrace.types import Bucket, KVLayout, LayerKV
 
 _RANKS = Path(__file__).with_name("rank_main.py")
@@ -95,6 +98,41 @@ class DeviceOnly:
             found = waiting.result()
             assert (found.min(), found.max()) == (turn + 1, turn + 1)
 
+    @pytest.mark.parametrize("tokens", [0, 512], ids=["eager", "captured"])
+    def test_launches_have_their_own_times(self, opened: Any, tokens: int) -> None:
+        """Products, one and sixteen a launch, that wait for each other in the device's queue: the times follow the
+        work, and are no longer than events around all of them say. Time without work does not count."""
+        device = opened(dtype="float32", graph_tokens=tokens)
+        times, counter = device.extension(TimesLaunches), device.extension(BusySeconds)
+        assert times is not None
+        assert counter is not None
+        inputs = {"x": device.put(np.full((1024, 1024), 1 / 1024, np.float32))}
+        one, many = (device.compile(_products(count), Bucket(8, 8, 8, 8)) for count in (1, 16))
+        for executable in (one, many) * 2:  # what is made on first use
+            device.get(executable(None, inputs)[1]["y"]).result()
+        around = [device.runtime.module.Event(enable_timing=True) for _ in range(2)]
+        around[0].record(device.compute)
+        marks = [times.mark()]
+        for turn in range(40):
+            _, outputs = (one, many)[turn % 2](None, inputs)
+            marks.append(times.mark())
+        around[1].record(device.compute)
+        assert abs(float(device.get(outputs["y"]).result()[0, 0]) - 1 / 1024) < 1e-5
+        ends = [times.busy_until(mark) for mark in marks]
+        assert None not in ends
+        taken = np.diff(ends)
+        assert taken.min() > 0
+        assert 3 < median(taken[1::2]) / median(taken[::2]) < 60
+        around[1].synchronize()
+        assert taken.sum() <= around[0].elapsed_time(around[1]) / 1e3 + 1e-5
+        before, waited = counter.busy_seconds(), 0.0
+        for _ in range(3):
+            start = time.perf_counter()
+            device.get(many(None, inputs)[1]["y"]).result()
+            waited += time.perf_counter() - start
+            time.sleep(0.05)
+        assert 0 < counter.busy_seconds() - before <= 1.01 * waited
+
     def test_memory_that_others_use_is_not_free(self, opened: Any) -> None:
         device, other = opened(), opened()
         before, total = device.memory()
@@ -118,6 +156,16 @@ class DeviceOnly:
         ]
         said = [rank.communicate(timeout=180)[0].splitlines()[-1] for rank in ranks]
         assert said == ["ok", "ok"]
+
+
+def _products(count: int) -> Callable[..., Any]:
+    def step(kv: Any, inputs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        y = inputs["x"]
+        for _ in range(count):
+            y = y @ inputs["x"]
+        return kv, {"y": y}
+
+    return step
 
 
 def _need(device: AcceleratorDevice, dtype: str) -> None:

@@ -15,6 +15,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -30,39 +31,95 @@ GIB = 1 << 30
 _READS_ON_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
 
 
-class Event:
-    def __init__(self, module: FakeModule) -> None:
-        self._module = module
-        self.stream: Stream | None = None
+class Mark:
+    """A place in a stream: it is passed after all that is before it."""
+
+    def __init__(self, *before: Mark | None, at: float = 0.0) -> None:
         self.passed = False
+        self._before = [mark for mark in before if mark is not None]
+        self.at = at
+        """The device's time in milliseconds."""
+
+    def wait(self) -> None:
+        waiting = [self]
+        while waiting:
+            one = waiting.pop()
+            waiting += one._before
+            one.passed, one._before = True, []
+
+
+class Event:
+    """`torch.cuda.Event`, with the errors that torch and the runtime have for a wrong use of times and captures."""
+
+    def __init__(self, module: FakeModule, enable_timing: bool = False) -> None:
+        self._module, self._timing = module, enable_timing
+        self.stream: Stream | None = None
+        self._mark: Mark | None = None
+        """Where it was last recorded. Recorded again, it forgets where it was."""
+        self._captured = False
 
     def record(self, stream: Stream) -> None:
-        self.stream, self.passed = stream, not self._module.slow
+        self._module.check()
         self._module.journal.append(("record", stream.name))
+        self.stream, self._captured = stream, self._module.recorder is not None
+        if self._timing:
+            self._module.now += self._module.event_time
+        self._mark = stream.last = Mark(stream.last, at=self._module.now)
+        if not self._module.slow:
+            self._mark.wait()
 
     def query(self) -> bool:
-        self._module.check()
-        return self.passed
+        self._check()
+        return self._mark is None or self._mark.passed
 
     def synchronize(self) -> None:
+        self._check()
+        if self._mark is not None:
+            self._mark.wait()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        if not (self._timing and end_event._timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._mark is None or end_event._mark is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return float(np.float32(end_event._mark.at - self._mark.at))
+
+    def _check(self) -> None:
         self._module.check()
-        self.passed = True
+        if self._module.recorder is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nsome advice")
+        if self._captured:
+            raise RuntimeError("CUDA error: operation not permitted on an event last recorded in a capturing stream")
 
 
 class Stream:
     def __init__(self, module: FakeModule, name: str) -> None:
         self._module = module
         self.name = name
+        self.last: Mark | None = None
 
     def wait_event(self, event: Event) -> None:
         assert event.stream is not None, "an event is recorded before it is waited for"
+        assert event._mark is not None
         self._module.journal.append(("wait", self.name, event.stream.name))
+        self._follow(event._mark)
 
     def wait_stream(self, stream: Stream) -> None:
         self._module.journal.append(("wait", self.name, stream.name))
+        if stream.last is not None:
+            self._follow(stream.last)
 
     def synchronize(self) -> None:
         self._module.check()
+        if self.last is not None:
+            self.last.wait()
+
+    def _follow(self, mark: Mark) -> None:
+        """What comes next is behind a place in another stream, too."""
+        if not mark.passed:
+            self.last = Mark(self.last, mark)
 
 
 class Graph:
@@ -90,7 +147,11 @@ class FakeModule:
         self.journal: list[tuple[str, ...]] = []
         self.graphs: list[Graph] = []
         self.slow = False
-        """Events recorded from now on pass only once they are waited for."""
+        """Events recorded from now on pass only once they, or what is behind them, are waited for."""
+        self.now = 0.0
+        """The device's clock in milliseconds. Only `work`, events with times and tests let it go on."""
+        self.event_time = 2.0**-11
+        """Milliseconds that such an event takes, which is about what it resolves."""
         self.failure: RuntimeError | None = None
         self.recorder: Recorder | None = None
         self.total, self.others = total, 0
@@ -105,8 +166,19 @@ class FakeModule:
         if self.failure is not None:
             raise self.failure
 
-    def Event(self) -> Event:
-        return Event(self)
+    def Event(self, enable_timing: bool = False) -> Event:
+        return Event(self, enable_timing)
+
+    def work(self, milliseconds: float) -> None:
+        """Something that takes the device so long; in a capture, each time that it is replayed."""
+
+        def step() -> None:
+            self.now += milliseconds
+
+        if self.recorder is None:
+            step()
+        else:
+            self.recorder.graph.steps.append(step)
 
     def Stream(self, device: Any = None) -> Stream:
         self._count += 1
@@ -203,7 +275,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self._graph = graph
+        self.graph = graph
         self._inside = 0
         self._own: set[int] = set()
         self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
@@ -222,8 +294,8 @@ class Recorder(TorchDispatchMode):
             self._claim(found)
         if not self._inside:  # What is inside of an operator is made anew by each replay.
             if not does.views and not does.allocates:
-                self._graph.steps.append(_again(lambda: func(*args, **kwargs), None if written else found))
-            self._graph.keep.append((args, kwargs, found))
+                self.graph.steps.append(_again(lambda: func(*args, **kwargs), None if written else found))
+            self.graph.keep.append((args, kwargs, found))
         return found
 
     def operator(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -233,8 +305,8 @@ class Recorder(TorchDispatchMode):
             found = function(*args, **kwargs)
         finally:
             self._inside -= 1
-        self._graph.steps.append(_again(lambda: function(*args, **kwargs), found))
-        self._graph.keep.append((args, kwargs, found))
+        self.graph.steps.append(_again(lambda: function(*args, **kwargs), found))
+        self.graph.keep.append((args, kwargs, found))
         return found
 
     def launch(self, kernel: Any, grid: tuple[int, ...], args: dict[str, Any], warps: int, stages: int) -> None:

@@ -196,4 +196,26 @@ def test_lines_of_operators() -> None:
     assert linear.split()[1:5] == ["mill-c++", "1e-09", "1e-04", "1e-05"]
     (tokens,) = (line for line in lines if line.startswith("  resolve_tokens "))
     assert tokens.split()[2:5] == ["none", "-", "-"]
-    assert lines[-2:] == ["  provider Sluice: not installed", "  steps are not captured: too old"]
+    assert lines[-3:] == [
+        "  times of steps and drafts: estimated, by the host",
+        "  provider Sluice: not installed",
+        "  steps are not captured: too old",
+    ]
+
+
+def test_a_device_that_times_its_launches_is_shown() -> None:
+    class Timed(MillDevice):
+        def mark(self) -> int:
+            return 0
+
+        def busy_until(self, mark: int) -> float | None:
+            return 0.0
+
+    class TimedMill(Mill):
+        def open(self, index: int, options: Mapping[str, Any]) -> Device:
+            return Timed(torch.device("cpu"), CAPABILITIES)
+
+    facts = operator_facts(TimedMill("timed", 60, "a wheel with a clock"), [])
+    assert facts is not None
+    assert facts["exact_times"] is True
+    assert "  times of steps and drafts: exact, by the device" in list(operator_lines(facts))

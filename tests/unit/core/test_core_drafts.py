@@ -52,6 +52,9 @@ class Oracle:
         self.known[sequence] += len(tokens)
         self.holding[sequence] = self.holding[sequence] or self.rng.random() < self.eager
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        assert sequence in self.known
+
     def end(self, sequence: str, keep: bool) -> None:
         del self.known[sequence], self.holding[sequence]
 

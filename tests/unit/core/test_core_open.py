@@ -11,6 +11,7 @@ import pytest
 from core_driver import SMALL, Driver, naive, request, same
 
 from headrace.core.open_sequences import LEASE
+from headrace.errors import Overloaded
 from headrace.types import Request
 
 
@@ -85,6 +86,27 @@ def test_a_cut_within_shared_blocks_is_an_ordinary_request() -> None:
     run(driver, kept("b", [*ids(17), 7, 8, 9], extends="a"))
     assert driver.records["b"].cached == 17
     close(driver, "b")
+
+
+@pytest.mark.parametrize("cannot", ["written over", "salt", "blocks"])
+def test_where_too_many_wait_only_one_that_goes_on_at_once_is_accepted(cannot: str) -> None:
+    """One that would have to be queued is refused without an effect: what it extends stays open."""
+    driver = Driver(replace(SMALL, max_waiting=1, num_blocks=20))
+    run(driver, kept("a", ids(17), 12))
+    run(driver, kept("o", ids(24, 4)))
+    text = whole(driver, "a")
+    other = {
+        "written over": kept("b", [*ids(17), 7, 8, 9], extends="a"),
+        "salt": kept("b", [*text, 5], extends="a", salt="x"),
+        "blocks": kept("b", [*text, *ids(40, 1)], extends="a"),
+    }[cannot]
+    driver.add(request("w", ids(9, 3)))
+    with pytest.raises(Overloaded, match=r"1 request waiting already, and max_waiting is 1"):
+        driver.scheduler.add(other)
+    driver.check()
+    run(driver, kept("c", [*text, 7, 8], extends="a"))
+    assert driver.records["c"].cached == len(text) - 1, "it takes no place in the queue"
+    close(driver, "c", "o")
 
 
 @pytest.mark.parametrize(("open_one", "prompt"), [("gone", ids(9)), ("a", ids(9, 5))])

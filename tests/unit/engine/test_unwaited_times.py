@@ -31,9 +31,11 @@ class Times:
 
 
 class Rounds(UnwaitedRounds):
+    result = Result
+
     def leave(self, passes: list[tuple[int, int]]) -> float:
-        marks = [self._point() for _ in range(1 + len(passes))]
-        return self._leave([Result()] * len(passes), passes, marks)
+        marks = [self._times.mark() for _ in range(1 + len(passes))]
+        return self._leave([self.result()] * len(passes), passes, marks)
 
 
 def test_the_passes_are_learnt_when_they_are_done() -> None:
@@ -67,6 +69,27 @@ def test_a_round_whose_time_is_forgotten_keeps_no_other_from_being_learnt() -> N
     times.reached = 6
     rounds.learn_times()
     assert rounds.unwaited == 2.0, "the second is learnt, and the third is not done"
+
+
+def test_a_round_that_ends_while_it_is_looked_at_is_learnt_too() -> None:
+    """It is not done when the times are asked for, and done when its result is."""
+    times = Times()
+
+    class Ending(Result):
+        def done(self) -> bool:
+            times.reached = times.launched
+            return True
+
+    class Ended(Rounds):
+        result = Ending
+
+    rounds = Ended("the model", True, times=times)
+    for _ in range(3):
+        rounds.leave([(3, 0), (2, 0)])
+        rounds._check_finished()
+    assert rounds.unwaited == 6.0
+    assert rounds.cost.known(3)
+    assert not rounds._unread
 
 
 def test_no_round_is_waited_for_to_be_measured() -> None:

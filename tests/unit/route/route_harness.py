@@ -21,7 +21,9 @@ from headrace.server.descriptor_watch import DescriptorWatch
 from headrace.server.http_server import make_server
 
 PATIENCE = 300.0
-TIMES = WatchTimes(0.01, 0.25)
+TIMES = WatchTimes(0.01, PATIENCE)
+HASTY = WatchTimes(0.01, 0.05)
+"""Of checks that are not answered, in a test of those."""
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Routed:
     fleet: Fleet
     state: RouterState
     stubs: list[Stub]
+    watches: list[ReplicaWatch]
     http: httpx.AsyncClient
 
     async def ask(self, **fields: Any) -> httpx.Response:
@@ -75,7 +78,7 @@ async def routed(
             await asyncio.gather(*tasks, return_exceptions=True)
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http:
-            yield Routed(fleet, state, list(stubs), http)
+            yield Routed(fleet, state, list(stubs), watches, http)
     finally:
         for task in tasks:
             task.cancel()

@@ -88,6 +88,16 @@ class Stub:
         for one in list(self.connections):
             one.transport.abort()
 
+    def silence(self) -> None:
+        """From now on it answers no check of its health, and ends the connections of those that come."""
+
+        def healthy() -> bool:
+            for one in list(self.connections):
+                one.transport.abort()
+            return False
+
+        self.healthy = healthy
+
     @property
     def posts(self) -> list[Got]:
         return [one for one in self.got if one.method == "POST"]

@@ -124,6 +124,7 @@ def test_a_giver_that_fails_behind_its_first_token(monkeypatch: pytest.MonkeyPat
     async def check() -> None:
         async with group() as it:
             it.stubs[0].mode, it.stubs[0].tokens, it.stubs[1].mode = "cut", 1, "taker"
+            it.stubs[0].gate = it.stubs[1].asked
             assert await it.stream(seed=2) == (PIECE * 4 + DONE).decode()
             waiting, plain = it.stubs[1].posts
             assert "kv_transfer_params" not in plain.json

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from route_harness import routed, until
+from route_harness import HASTY, routed, until
 from stub_engine import LAYOUT, Stub, contents
 from test_route_relay import run
 
@@ -99,7 +99,13 @@ def test_requests_on_an_engine_that_hangs_go_elsewhere() -> None:
             asked = asyncio.create_task(it.ask())
             await until(lambda: hanging.posts)
             it.fleet.replicas[1].held_back = False
-            hanging.healthy = lambda: False
+
+            def healthy() -> bool:
+                """The checks after this one are not answered, and wait for a short time only."""
+                before, it.watches[0]._times = it.watches[0]._times, HASTY
+                return before is not HASTY
+
+            hanging.healthy = healthy
             reply = await asked
             assert (reply.status_code, reply.headers["x-headrace-replica"]) == (200, "1")
             assert it.fleet.replicas[0].state == "ejected"
@@ -109,9 +115,9 @@ def test_requests_on_an_engine_that_hangs_go_elsewhere() -> None:
 
 def test_an_engine_that_drains_keeps_what_it_has() -> None:
     async def check() -> None:
-        stub = Stub(wait=0.3)
+        stub = Stub()
         async with routed([stub, Stub()]) as it:
-            it.fleet.replicas[1].held_back = True
+            it.fleet.replicas[1].held_back, stub.gate = True, asyncio.Event()
             asked = asyncio.create_task(it.ask())
             await until(lambda: stub.posts)
             it.fleet.replicas[1].held_back = False
@@ -119,6 +125,7 @@ def test_an_engine_that_drains_keeps_what_it_has() -> None:
             was, stub.mode = stub.mode, "draining"
             await until(lambda: draining.state == "busy")
             stub.mode = was
+            stub.gate.set()
             assert (await asked).headers["x-headrace-replica"] == "0"
             assert draining.ejections == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from route_harness import until
+from route_harness import PATIENCE, until
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.errors import ModelNotFound
@@ -94,7 +94,8 @@ def asked(client: PromptClient, text: str) -> Coroutine[Any, Any, tuple[int, dic
     return client.read("/v1/chat/completions", json.dumps(body).encode(), [LAYOUT])
 
 
-def test_a_process_names_the_blocks_of_prompts(folder: Path) -> None:
+def test_a_process_names_the_blocks_of_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_client, "_PATIENCE", PATIENCE)
     ids = load_tokenizer(folder).encode("<x>user:Hello there</s><x>", False)
     blocks = [ids[at : at + 4] for at in range(0, len(ids) - 3, 4)]
     names = list(chain(first_hash(b"layout", "", "s"), blocks))
@@ -127,7 +128,7 @@ def test_a_template_that_never_ends_stops_nobody_else(folder: Path, monkeypatch:
         try:
             await until(lambda: client.ready)
             assert await asyncio.gather(asked(client, "forever"), asked(client, "Hi")) == [(0, {}), (0, {})]
-            monkeypatch.setattr(prompt_client, "_PATIENCE", 60.0)
+            monkeypatch.setattr(prompt_client, "_PATIENCE", PATIENCE)
             await until(lambda: client.ready)
             assert (await asked(client, "Hi"))[0] > 0
         finally:

@@ -39,7 +39,7 @@ def test_a_head_has_the_answers_headers_and_no_body(mode: str, status: int) -> N
     async def check() -> None:
         async with routed([Stub(mode=mode)], watch=False) as it:
             for _ in range(2):
-                reply = await asyncio.wait_for(it.http.head("/version"), 5)
+                reply = await asyncio.wait_for(it.http.head("/version"), PATIENCE)
                 assert (reply.status_code, reply.content) == (status, b"")
                 assert reply.headers["content-type"] == "application/json"
             assert (mode == "busy") or int(reply.headers["content-length"]) > 0
@@ -184,7 +184,8 @@ def test_connections_are_used_again_and_stale_ones_replaced() -> None:
             assert len(it.stubs[0].connections) <= 3, "those of the checks, and one for requests"
             for connection in list(it.stubs[0].connections):
                 connection.transport.close()
-            await until(lambda: not it.stubs[0].connections)
+            idle = it.fleet.replicas[0].origin._idle
+            await until(lambda: not it.stubs[0].connections and not any(one.usable for _, one in idle))
             assert (await it.ask()).status_code == 200
             assert it.figures()["headrace_router_retries_total"] == 0
 

@@ -16,6 +16,8 @@ class FakeEngine:
     def __init__(self, number: int, path: Path, stub: Stub) -> None:
         self.number, self.path, self.stub = number, path, stub
         self.stopped = False
+        self.last: asyncio.Event | None = None
+        """Killing it takes until this is set."""
         self._end: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
 
     @property
@@ -40,6 +42,8 @@ class FakeEngine:
             self.crash("it was asked to")
 
     async def kill(self) -> None:
+        if self.last is not None:
+            await self.last.wait()
         self.crash("it was killed")
 
 

@@ -12,7 +12,7 @@ from launcher_fake import FakeEngine, FakeLauncher
 from route_harness import until
 from stub_engine import Stub
 from test_route_relay import run
-from test_scale_set import QUICK, scaled
+from test_scale_set import NEVER_FAILS, QUICK, scaled
 
 from headrace.errors import AddressTaken, ConfigError, HeadraceError, ModelNotFound, NoRoom
 from headrace.scale import member, replica_set
@@ -47,7 +47,7 @@ def test_what_passes_is_tried_again_although_nothing_has_worked(error: HeadraceE
     async def check() -> None:
         launcher = FakeLauncher()
         launcher.refuse = error
-        async with scaled(launcher, policy=QUICK._replace(first=0.01, most=1000), wait=False, replicas=1) as it:
+        async with scaled(launcher, policy=NEVER_FAILS, wait=False, replicas=1) as it:
             await until(lambda: it.group.members()[0]["phase"] == ("waiting" if passes else "failed"))
             launcher.refuse = None
             if passes:
@@ -70,19 +70,15 @@ def test_the_time_to_load_is_no_service(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(member, "after_end", noted)
 
     async def check() -> None:
-        loaded = asyncio.Event()
-
         def make(number: int, path: Path) -> Stub:
-            stub = Stub()
-            stub.healthy = loaded.is_set
-            return stub
+            return Stub(mode="draining")
 
         policy = QUICK._replace(steady=0.3, most=0)
         async with scaled(FakeLauncher(make), policy=policy, wait=False, replicas=1, ray_address="auto") as it:
             await until(lambda: it.running)
             await asyncio.sleep(0.1)
             times.append(time.monotonic())
-            loaded.set()
+            it.running[0].stub.mode = "ok"
             await until(lambda: it.ready == 1)
             it.running[0].crash()
             await until(lambda: served)
@@ -98,13 +94,15 @@ def test_a_new_one_waits_for_the_place_of_one_that_leaves(monkeypatch: pytest.Mo
     async def check() -> None:
         launcher = FakeLauncher(most=2)
         async with scaled(launcher, replicas=2, min_replicas=1, max_replicas=2, drain=0.2) as it:
+            last = asyncio.Event()
             for one in it.running:
-                one.stub.mode = "deaf"
+                one.stub.mode, one.last = "deaf", last
             it.group.scale(1)
             it.group.scale(2)
             await until(lambda: any(one.stopped for one in launcher.engines))
             await asyncio.sleep(0.05)
             assert len(it.running) == len(launcher.engines) == 2, "its place is not free yet"
+            last.set()
             await until(lambda: len(launcher.engines) == 3 and it.ready == 2)
             assert [(row["restarts"], row["phase"]) for row in it.group.members()] == [(0, "ready")] * 2
 

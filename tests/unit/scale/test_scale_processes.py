@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import route_harness
-from route_harness import until
+from route_harness import TIMES, until
 from test_route_relay import run
 
 from headrace.cli.main import main
@@ -20,7 +20,6 @@ from headrace.config import Config, DeviceConfig, ParallelConfig, ScaleConfig
 from headrace.errors import ConfigError, EngineDead, PlatformError
 from headrace.platforms.host import physical_cores
 from headrace.route.fleet import Fleet
-from headrace.route.replica_watch import WatchTimes
 from headrace.route.roster import Roster
 from headrace.route.router_run import RouterOptions, run_router
 from headrace.scale import member
@@ -37,7 +36,7 @@ QUICK = RestartPolicy(most=2, first=0.01)
 def group(path: str, replicas: int = 1, drain: float = 5.0) -> tuple[ReplicaSet, Roster]:
     launcher = LocalLauncher([CPU], True, COMMAND)
     found = ReplicaSet(launcher, Path(path), ScaleConfig(replicas=replicas), drain, QUICK)
-    return found, Roster(Fleet([]), WatchTimes(0.01, 1.0), {})
+    return found, Roster(Fleet([]), TIMES, {})
 
 
 def serves(url: str) -> bool:

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import ray_fake
 import route_harness
-from route_harness import until
+from route_harness import TIMES, until
 from test_route_relay import run
 
 from headrace.cli.main import main
 from headrace.config import Config, DeviceConfig, ScaleConfig
 from headrace.errors import ConfigError, PlatformError
 from headrace.route.fleet import Fleet
-from headrace.route.replica_watch import WatchTimes
 from headrace.route.roster import Roster
 from headrace.scale import ray_cluster, ray_host
 from headrace.scale.ray_launcher import RayLauncher
@@ -46,7 +45,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> ray_fake.FakeRay:
 @asynccontextmanager
 async def running(ray: Any, path: str = "model", **scale: Any) -> AsyncIterator[tuple[ReplicaSet, Fleet]]:
     settings = config(**scale)
-    roster = Roster(Fleet([]), WatchTimes(0.01, 1.0), {})
+    roster = Roster(Fleet([]), TIMES, {})
     group = ReplicaSet(RayLauncher(ray, settings, Path("model"), COMMAND), Path(path), settings.scale, 5.0, QUICK)
     await group.start(roster)
     try:

@@ -30,6 +30,7 @@ from headrace.server.http_server import make_server
 
 MODEL = Path("model")
 QUICK = RestartPolicy(most=3, first=0.01)
+NEVER_FAILS = RestartPolicy(most=1000, first=0.01)
 
 
 class Scaled:
@@ -64,7 +65,7 @@ async def scaled(
     targets: Targets | None = None,
     policy: RestartPolicy = QUICK,
     wait: bool = True,
-    drain: float = 5.0,
+    drain: float = PATIENCE,
     **options: Any,
 ) -> AsyncIterator[Scaled]:
     fleet = Fleet([])
@@ -181,7 +182,9 @@ def test_one_that_is_never_ready_is_started_again() -> None:
         def make(number: int, path: Path) -> Stub:
             return Stub(mode="draining" if number == 0 else "ok")
 
-        async with scaled(FakeLauncher(make), replicas=1, ray_address="auto", start_timeout=0.5) as it:
+        async with scaled(
+            FakeLauncher(make), replicas=1, ray_address="auto", start_timeout=0.5, policy=NEVER_FAILS
+        ) as it:
             assert len(it.launcher.engines) >= 2
             assert (await it.rows())[0]["restarts"] >= 1
 
@@ -192,7 +195,7 @@ def test_one_that_does_not_answer_is_killed_and_started_again() -> None:
     async def check() -> None:
         async with scaled(FakeLauncher(), policy=QUICK._replace(silent=0.3), replicas=2) as it:
             hanging = it.running[0]
-            hanging.stub.healthy = lambda: False
+            hanging.stub.silence()
             await until(lambda: len(it.launcher.engines) == 3 and it.ready == 2)
             assert hanging not in it.running
             assert (await it.ask()).status_code == 200
@@ -320,15 +323,17 @@ def test_the_load_brings_engines_and_their_end(monkeypatch: pytest.MonkeyPatch) 
     targets = Targets(1, 3, queue=2, up_after=0.03, down_after=0.1)
 
     async def check() -> None:
-        hanging = True
+        gate = asyncio.Event()
 
         def make(number: int, path: Path) -> Stub:
-            return Stub(mode="ok", wait=0.3 if hanging else 0.0)
+            stub = Stub()
+            stub.gate = gate
+            return stub
 
         async with scaled(FakeLauncher(make), min_replicas=1, max_replicas=3, targets=targets) as it:
             asked = [asyncio.create_task(it.stream()) for _ in range(12)]
             await until(lambda: it.ready == 3)
-            hanging = False
+            gate.set()
             for one in asked:
                 assert await one == 200
             await until(lambda: it.ready == 1 and len(it.running) == 1)

@@ -7,11 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
-from route_harness import routed, until
+from route_harness import PATIENCE, routed, until
 from stub_engine import Stub, _Connection
 from test_route_relay import run
 
 from headrace.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cli.status_command._PATIENCE", PATIENCE)
 
 
 async def status(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

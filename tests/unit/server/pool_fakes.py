@@ -141,7 +141,7 @@ async def until(condition: Any) -> None:
         if condition():
             return
         await asyncio.sleep(0)
-    for _ in range(500):
+    for _ in range(30_000):
         if condition():
             return
         await asyncio.sleep(0.01)

@@ -50,9 +50,12 @@ def test_tls_and_a_new_certificate(tmp_path: Path) -> None:
                 "POST", f"{running.url}/v1/completions", json={"prompt": "Hi", "stream": True}
             ) as answer:
                 assert answer.read().endswith(b"data: [DONE]\n\n")
-        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"), httpx.Client() as client:
+        with (
+            pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
+            httpx.Client(timeout=PATIENCE) as client,
+        ):
             complete(client, running.url)
-        with httpx.Client() as client, pytest.raises(httpx.HTTPError):
+        with httpx.Client(timeout=PATIENCE) as client, pytest.raises(httpx.HTTPError):
             complete(client, running.url.replace("https", "http"))
         for name, target in (("other_cert.pem", certificate), ("other_key.pem", key)):
             shutil.copy(DATA / name, target)

@@ -17,7 +17,7 @@ from headrace.server.internal_call import call_route, passes
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work(), 300))  # type: ignore[arg-type]
 
 
 def test_the_first_request_loads_its_model() -> None:

@@ -16,7 +16,7 @@ from headrace.server.server_route import ServerRoute
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work(), 300))  # type: ignore[arg-type]
 
 
 async def get(server: PoolServer, path: str, **query: str) -> Any:

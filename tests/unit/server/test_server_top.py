@@ -150,7 +150,10 @@ def test_other_servers(answer: httpx.Response, fault: str) -> None:
     assert fault in found
 
 
-def test_one_snapshot_where_the_output_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_snapshot_where_the_output_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.cli.top_reading._TIMEOUT", PATIENCE)
     with server(server={"api_key": "k"}) as running:
         assert main(["top", "--url", running.url, "--interval", "0.1", "--api-key", "k"]) == 0
         text = capsys.readouterr().out

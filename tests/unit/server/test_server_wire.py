@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from server_wire import Wire, request, wired
+from server_wire import Line, Wire, request, wired
 
 from headrace.server import descriptor_watch, receive_timeout
 from headrace.server.descriptor_watch import DescriptorWatch
@@ -27,15 +27,24 @@ def on_wire(test: Callable[[Wire], Awaitable[None]], **engine: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server with very short timeouts."""
-    for name in ("HEAD_TIME", "BODY_PAUSE", "BODY_TIME"):
+def hurry(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Very short times from now on."""
+    for name in names or ("HEAD_TIME", "BODY_PAUSE", "BODY_TIME"):
         monkeypatch.setattr(receive_timeout, name, 0.02)
 
 
+async def used(wire: Wire) -> Line:
+    """A connection that has had an answer: the time for the head of its first request is over."""
+    line = await wire.open()
+    await line.send(WHOLE)
+    assert (await line.answer()).status == 200
+    return line
+
+
 @pytest.mark.parametrize("sent", [b"", b"\r\n"])
-def test_a_connection_that_sends_nothing_is_closed(hasty, sent):
+def test_a_connection_that_sends_nothing_is_closed(monkeypatch, sent):
+    hurry(monkeypatch)
+
     async def test(wire: Wire) -> None:
         line = await wire.open()
         await line.send(sent)
@@ -46,7 +55,9 @@ def test_a_connection_that_sends_nothing_is_closed(hasty, sent):
 
 
 @pytest.mark.parametrize("at", [1, HEAD_END - 1, HEAD_END, HEAD_END + 5, len(WHOLE) - 1])
-def test_half_a_request_is_refused_in_time(hasty, at):
+def test_half_a_request_is_refused_in_time(monkeypatch, at):
+    hurry(monkeypatch, *(("HEAD_TIME",) if at < HEAD_END else ("BODY_PAUSE", "BODY_TIME")))
+
     async def test(wire: Wire) -> None:
         answer = await wire.ask(WHOLE[:at])
         assert (answer.status, answer.code) == (408, "request_timeout")
@@ -58,9 +69,10 @@ def test_half_a_request_is_refused_in_time(hasty, at):
     on_wire(test)
 
 
-def test_half_a_second_request_is_refused_too(hasty):
+def test_half_a_second_request_is_refused_too(monkeypatch):
     async def test(wire: Wire) -> None:
-        line = await wire.open()
+        line = await used(wire)
+        hurry(monkeypatch)
         await line.send(WHOLE + WHOLE[:10])
         assert (await line.answer()).status == 200
         assert (await line.answer()).status == 408
@@ -68,25 +80,31 @@ def test_half_a_second_request_is_refused_too(hasty):
     on_wire(test)
 
 
-def test_a_refused_body_that_never_ends_is_closed(hasty):
+def test_a_refused_body_that_never_ends_is_closed(monkeypatch):
     async def test(wire: Wire) -> None:
         line = await wire.open()
         await line.send(b"POST /nothing HTTP/1.1\r\nContent-Length: 100\r\n\r\nx")
         assert (await line.answer()).status == 404
+        hurry(monkeypatch, "BODY_PAUSE")
+        (connection,) = wire.server.server_state.connections
+        await asyncio.sleep(receive_timeout.BODY_PAUSE)
+        connection._patience._look()  # type: ignore[union-attr]
         assert await line.closed() == b""
 
     on_wire(test)
 
 
-def test_long_answers_outlast_the_times_of_requests(hasty):
+def test_long_answers_outlast_the_times_of_requests(monkeypatch):
     async def test(wire: Wire) -> None:
-        line = await wire.open()
+        line = await used(wire)
+        hurry(monkeypatch)
+        wire.engine.hold = 1
         await line.send(WHOLE)
         await asyncio.sleep(0.1)
         wire.engine.go.set()
         assert (await line.answer()).json["choices"][0]["text"] == "Hel"
 
-    on_wire(test, hold=1)
+    on_wire(test)
 
 
 def test_a_request_may_come_byte_by_byte():

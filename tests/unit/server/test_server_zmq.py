@@ -33,19 +33,21 @@ def free_address() -> str:
 
 def received(messages: list[CacheContents | CacheChanged]) -> list[tuple[int, Any]]:
     """(Number, events) of each batch that a subscriber gets."""
-    address, sent = free_address(), list[Command]()
+    sent: list[Command] = []
     feed = CacheFeed(sent.append)
-    publisher = ZmqPublisher(address, feed, 2)
+    publisher = ZmqPublisher("tcp://127.0.0.1:*", feed, 2)
     assert sent == [WatchCache(True, True)]
     subscriber = zmq.Context.instance().socket(zmq.SUB)
     try:
         subscriber.setsockopt(zmq.SUBSCRIBE, b"")
-        subscriber.connect(address)
+        subscriber.connect(publisher._socket.getsockopt(zmq.LAST_ENDPOINT).decode())
         empty = CacheChanged(CacheBatch(1, 0, [CacheEvent("cleared", [])]))
+        start = 0
         while not subscriber.poll(10):  # A subscriber gets nothing before its connection stands.
             feed.receive(empty)
-        while subscriber.poll(100):
-            last = subscriber.recv_multipart()
+            start += 1
+        while int.from_bytes(subscriber.recv_multipart()[1], "big") != start - 1:
+            pass
         for message in messages:
             feed.receive(message)
         frames = [subscriber.recv_multipart() for _ in messages]
@@ -53,7 +55,6 @@ def received(messages: list[CacheContents | CacheChanged]) -> list[tuple[int, An
         subscriber.close(0)
         publisher.close()
     assert sent[-1] == WatchCache(False)
-    start = int.from_bytes(last[1], "big") + 1
     found = []
     for topic, seq, payload in frames:
         stamp, events, rank = msgspec.msgpack.decode(payload)

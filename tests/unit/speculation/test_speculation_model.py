@@ -49,6 +49,9 @@ class FakeModel:
     def extend(self, sequence: str, tokens: Sequence[int]) -> None:
         self.lengths[sequence] += len(tokens)
 
+    def pause(self, sequence: str, keep: bool) -> None:
+        self.computed[sequence] = 0
+
     def end(self, sequence: str, keep: bool) -> None:
         del self.lengths[sequence]
 
@@ -305,3 +308,60 @@ def test_sequences_that_begin_between_two_reviews_are_reviewed_at_once() -> None
     assert speculator.held("one")
     assert speculator.held("other")
     assert speculator.rest() == 0
+
+
+def test_sequences_that_begin_put_the_next_review_off_for_nobody() -> None:
+    """Each is reviewed when it begins; those that wait for a review have theirs at the step that was foreseen."""
+    model = FakeModel(0.1, 0.9, gpu_seconds, limit=500)
+    speculator = ModelSpeculator(model)
+    names = [f"full {at}" for at in range(8)]
+    model.lengths.update(dict.fromkeys(names, 600))
+    steps = list[int]()
+    for name in names:
+        speculator.begin(name, NAMESPACE, [1] * 600)
+        speculator.extend(name, [1])
+        assert not speculator.held(name)
+    for _ in range(3):
+        drafts = speculator.draft(StepShape(8, 8, 600), [])
+        speculator.settle(drafts, [], 8, gpu_seconds(8, 600))
+        steps.append(speculator.rest())
+    assert steps == [1, 0, 3], "two steps later, then four, then eight"
+
+
+def test_a_sequence_that_waits_to_go_on_keeps_nobody_waiting() -> None:
+    """It is in no review, it takes nothing of the funds, and it is reviewed when it goes on."""
+    model = FakeModel(0.1, 0.9, gpu_seconds)
+    speculator = ModelSpeculator(model)
+
+    def step() -> None:
+        speculator.settle(speculator.draft(StepShape(1, 1, 500), []), [], 1, gpu_seconds(1, 500))
+
+    for _ in range(5):
+        step()
+    model.lengths["a"] = 500
+    speculator.begin("a", NAMESPACE, [1] * 500)
+    speculator.extend("a", [1])
+    assert speculator.held("a")
+    funds = speculator._funds
+    assert speculator._funded("a", speculator._states["a"], reserve=True)
+    assert speculator._funds < funds
+    speculator.pause("a", True)
+    assert speculator._funds == funds
+    reviewed, names = list[list[str]](), speculator._guess
+
+    def guess(sequence: str, most: int, reserve: bool = False) -> Any:
+        reviewed[-1].append(sequence)
+        return names(sequence, most, reserve)
+
+    speculator._guess = guess  # type: ignore[method-assign]
+    rests = []
+    for _ in range(40):
+        reviewed.append([])
+        step()
+        rests.append(speculator.rest())
+    assert max(rests) == 15
+    assert not any(reviewed)
+    speculator.extend("a", [1])
+    assert speculator.held("a")
+    assert reviewed[-1] == ["a"]
+    assert model.behind("a") == 502

@@ -206,3 +206,22 @@ def test_while_no_sequence_is_held_the_engine_need_not_ask() -> None:
     while not speculator.held("s"):
         play(speculator, "s", noise[:20])
     assert speculator.rest() == 0, "a sequence is held"
+
+
+def test_a_sequence_that_waits_to_go_on_is_asked_about_when_it_does() -> None:
+    rng, speculator = random.Random(1), started()
+    noise = [rng.randrange(300) for _ in range(60)]
+    play(speculator, "s", noise)
+    speculator.begin("held", NAMESPACE, [4, 5])
+    while not speculator.held("held"):
+        play(speculator, "held", noise[:20])
+    assert speculator.rest() == 0
+    speculator.pause("held", True)
+    assert speculator.rest() == 5, "nothing is to be asked while it waits"
+    speculator.extend("held", [noise[0]])
+    assert speculator.held("held"), "at its first token"
+    speculator.begin("new", NAMESPACE, [4, 5])
+    assert speculator._states["new"].interval == 1
+    speculator.pause("new", True)
+    speculator.pause("held", True)
+    assert speculator.rest() == 5

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,22 @@ from headrace.kernels.tritonlib.chip import TritonChip
 from headrace.platforms.accelerator.accelerator_options import TRITON, AcceleratorOptions
 from headrace.platforms.accelerator.async_copies import AsyncCopies, EventPending
 from headrace.platforms.accelerator.error_patterns import ErrorPatterns, first_line
+from headrace.platforms.accelerator.event_timing import EventTiming
 from headrace.platforms.accelerator.graphs import GraphStep
 from headrace.platforms.accelerator.providers import Provider, provider_versions, with_provider, without_provider
 from headrace.platforms.accelerator.torch_runtime import TorchRuntime
 from headrace.platforms.accelerator.triton_operators import OperatorSource, missing_operators, triton_operators
-from headrace.platforms.interface import ALL_TO_ALL, KV, Communicator, Executable, Pending, StepFn, Tensor
+from headrace.platforms.interface import (
+    ALL_TO_ALL,
+    KV,
+    BusySeconds,
+    Communicator,
+    Executable,
+    Pending,
+    StepFn,
+    Tensor,
+    TimesLaunches,
+)
 from headrace.platforms.torch_communicator import World
 from headrace.platforms.torch_device import TorchDevice
 from headrace.platforms.work_queue import InlineQueue
@@ -87,6 +98,7 @@ class AcceleratorDevice(TorchDevice):
         self.compute = runtime.module.Stream(device=device)
         runtime.module.set_stream(self.compute)
         self.copies = AsyncCopies(runtime, device, self.compute)
+        self._timing = self._find_timing()
         self._logged: set[str] = set()
         self.pool = runtime.module.graph_pool_handle() if self._uncaptured is None else None
 
@@ -127,7 +139,7 @@ class AcceleratorDevice(TorchDevice):
             # On the device an index out of range would destroy the context.
             raise PlatformError(f"{self.torch_device}: copy_blocks: block {wrong[0]} of a cache of {count}")
         if len(src):
-            self.submit(lambda: self._copy_blocks(kv, src, dst), lasting=True).result()
+            self.submit(lambda: self.timed(lambda: self._copy_blocks(kv, src, dst)), lasting=True).result()
         return kv
 
     def compile(self, step_fn: StepFn, bucket: Bucket) -> Executable:
@@ -137,7 +149,7 @@ class AcceleratorDevice(TorchDevice):
         if self._uncaptured is not None:
             self.run_eagerly(self._uncaptured)
         if self._uncaptured is not None or bucket.tokens > self.options.graph_tokens:
-            return StreamExecutable(self, lambda kv, inputs: step_fn(kv, inputs)[1])
+            return StreamExecutable(self, lambda kv, inputs: self.timed(lambda: step_fn(kv, inputs)[1]))
         return StreamExecutable(self, GraphStep(self, step_fn))
 
     def op(self, spec: OpSpec) -> Callable[..., Any] | None:
@@ -158,6 +170,12 @@ class AcceleratorDevice(TorchDevice):
 
     def why_uncaptured(self) -> str:
         return self._uncaptured or ""
+
+    def extension(self, kind: Callable[..., T]) -> T | None:
+        """The device itself; for its working times what its events tell, and None if they tell nothing."""
+        if kind in (BusySeconds, TimesLaunches):
+            return cast(T | None, self._timing)
+        return super().extension(kind)
 
     def close(self) -> None:
         """Wait for launched work and release the memory. A lost device is left as it is."""
@@ -180,6 +198,10 @@ class AcceleratorDevice(TorchDevice):
     def translate(self, error: Exception) -> HeadraceError:
         """Convert an error of the runtime to one of the contract."""
         return self._translate(error)
+
+    def timed(self, launch: Callable[[], T]) -> T:
+        """What `launch` gives, which puts work on the compute stream and captures nothing."""
+        return launch() if self._timing is None else self._timing.timed(launch)
 
     def run_eagerly(self, reason: str) -> None:
         """Log that a step is not captured, once per reason."""
@@ -241,6 +263,14 @@ class AcceleratorDevice(TorchDevice):
             deterministic=bool(self.options.batch_invariant) and not self._missing and self.options.operators == TRITON,
             collectives=_COLLECTIVES if self.options.world_size > 1 else frozenset(),
         )
+
+    def _find_timing(self) -> EventTiming | None:
+        try:
+            return EventTiming(self.runtime, self.compute)
+        except RuntimeError as error:
+            reason = f"its events hold no times here: {first_line(error)}"
+            _log.warning("%s: times of steps are estimated: %s", self.torch_device, reason)
+            return None
 
     def _why_eager(self) -> str | None:
         if not self.options.graph_tokens:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from headrace.platforms.interface import KV, StepFn, Tensor
 
 __all__ = ["Capturing", "GraphStep"]
 
+T = TypeVar("T")
 _MAX_CAPTURED = 8
 """Most captured shapes of one step. The engine always passes the shapes of the step's bucket, so it needs one. No
 captured shape is replaced by another, so that a step is not captured again at every call."""
@@ -32,6 +33,9 @@ class Capturing(Protocol):
     pool: Any
 
     def translate(self, error: Exception) -> HeadraceError: ...
+
+    def timed(self, launch: Callable[[], T]) -> T:
+        """What `launch` gives, which captures nothing."""
 
     def run_eagerly(self, reason: str) -> None:
         """Log once why steps are not captured."""
@@ -48,8 +52,8 @@ class _Captured:
     kv: KV
     last: dict[str, Tensor] = field(default_factory=dict)
 
-    def replay(self, inputs: Mapping[str, Tensor], copies: AsyncCopies) -> dict[str, Tensor]:
-        copies.settle()
+    def replay(self, inputs: Mapping[str, Tensor], device: Capturing) -> dict[str, Tensor]:
+        device.copies.settle()
         changed: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for name, tensor in inputs.items():
             # A tensor never changes after `put`: if it is the same tensor, its copy is still valid.
@@ -60,7 +64,7 @@ class _Captured:
         for targets, sources in changed.values():
             torch._foreach_copy_(targets, sources)
         self.last = dict(inputs)
-        self.graph.replay()
+        device.timed(self.graph.replay)
         # New objects, since the values are new: an output may be the input of another step.
         fresh = {name: x.detach() for name, x in self.outputs.items()}
         return fresh | {name: inputs[source] for name, source in self.same.items()}
@@ -81,12 +85,12 @@ class GraphStep:
 
     def __call__(self, kv: KV, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if self._eager:
-            return self._step_fn(kv, inputs)[1]
+            return self._launch(kv, inputs)
         key = _key(kv, inputs)
         captured = self._captured.get(key)
         if captured is not None:
-            return captured.replay(inputs, self._device.copies)
-        outputs = self._step_fn(kv, inputs)[1]
+            return captured.replay(inputs, self._device)
+        outputs = self._launch(kv, inputs)
         if len(self._captured) >= _MAX_CAPTURED:
             self._device.run_eagerly(f"a step is captured for at most {_MAX_CAPTURED} shapes")
             return outputs
@@ -95,6 +99,10 @@ class GraphStep:
         except Exception as error:
             self._give_up(error)
         return outputs
+
+    def _launch(self, kv: KV, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Operator by operator."""
+        return self._device.timed(lambda: self._step_fn(kv, inputs)[1])
 
     def _capture(self, kv: KV, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> _Captured:
         device = self._device
