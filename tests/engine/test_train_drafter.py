@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -206,7 +207,8 @@ def wrong(capsys: pytest.CaptureFixture[str], model: Path, arguments: Sequence[s
         (["--answers", "0"], "--answers 0: at least 1"),
         (["--answers", "31"], "--answers 31: at least 32, of which two are held out"),
         (["--answer-tokens", "500"], "--answer-tokens 500: of the model's context of 512 tokens it leaves 12"),
-        (["--answer-tokens", "3"], "the answers are too short: 0 of 32 can be trained on and 0 held out"),
+        (["--answer-tokens", "4"], "--answer-tokens 4: at least 5, since a draft has 3 tokens"),
+        (["--answer-tokens", "8", "--method", "dflash"], "--answer-tokens 8: at least 9, since a draft has 7 tokens"),
         (["--rate", "2"], "--rate 2: a number between 0 and 1"),
         (["--answers-from", "{here}"], "--answers-from {here}: no head was trained there, so it has no answers"),
         (["--seed", "-1"], "--seed -1: at least 0"),
@@ -221,8 +223,20 @@ def test_wrong_inputs(
     given = [one.format(**places) for one in more]
     base = ["--method", "eagle3", "--text", str(text), "--out", str(tmp_path / "new"), *SIZES]
     assert why.format(**places) in wrong(capsys, tiny_llama, [*base, *given])
-    # Answers were made before it was known that they are too short.
-    assert (tmp_path / "new").exists() == ("too short" in why)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_whose_answers_are_too_short(
+    trained: Path, tiny_llama: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That shows only once they are made."""
+    shutil.copytree(trained / "mtp" / "training", tmp_path / "before" / "training")
+    file = tmp_path / "before" / "training" / "answers.jsonl"
+    answers = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**one, "tokens": one["tokens"][:4]}) + "\n" for one in answers))
+    assert train(tiny_llama, text, tmp_path / "new", "mtp", "--answers-from", str(tmp_path / "before")) == 2
+    said = capsys.readouterr().err
+    assert "the answers are too short: 0 of 32 can be trained on and 0 held out, since a draft has 3 tokens" in said
 
 
 def test_a_method_that_is_none(

@@ -16,6 +16,8 @@ __all__ = ["CHAT_TEMPERATURE", "add_sampling_options", "build_config", "positive
 
 CHAT_TEMPERATURE = 0.7
 """Of a chat with a model in this process, if neither the user nor the checkpoint states one."""
+_WHITESPACE = "compact"
+"""Between the parts of JSON, if the user does not say: a model may otherwise write blank lines to its last token."""
 
 
 def positive(text: str) -> int:
@@ -48,15 +50,22 @@ def add_sampling_options(parser: argparse.ArgumentParser, temperature: float | N
     add("--seed", type=int, metavar="N", help="of the random draws (default: another each time)")
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be given again (default: none)")
     title = "form of the answer, one of these (default: any text)"
-    form = parser.add_argument_group(title).add_mutually_exclusive_group()
+    forms = parser.add_argument_group(title)
+    form = forms.add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="JSON that fits the schema in this file")
     form.add_argument("--regex", metavar="EXPRESSION", help="a text that matches completely")
     form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; may be given again")
+    forms.add_argument(
+        "--whitespace",
+        choices=("compact", "flexible"),
+        help="between the parts of the JSON of --json-schema: none, or up to 32 characters as the model likes "
+        f"(default: {_WHITESPACE})",
+    )
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given, by the names of OpenAI's API and `SamplingParams`, and `max_tokens`.
-    Raises ConfigError for a schema that cannot be read."""
+    Raises ConfigError for a schema that cannot be read, and for options that do not go together."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.stop:
@@ -67,9 +76,11 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _form(args: argparse.Namespace) -> dict[str, Any]:
-    """The field of `structured_outputs` that was given, if any."""
+    """The fields of `structured_outputs` that were given, if any."""
     if args.json_schema is not None:
-        return {"json": _read_schema(args.json_schema)}
+        return {"json": _read_schema(args.json_schema), "whitespace": args.whitespace or _WHITESPACE}
+    if args.whitespace is not None:
+        raise ConfigError(f"--whitespace {args.whitespace}: it goes with --json-schema: give a schema, or leave it out")
     return {name: value for name in ("regex", "choice") if (value := getattr(args, name)) is not None}
 
 

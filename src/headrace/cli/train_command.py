@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.logs import set_up_logging
 from headrace.errors import ConfigError
-from headrace.training.settings import METHODS, TrainingSettings, digest
+from headrace.training.settings import METHODS, TrainingSettings, check_out, check_sizes, digest
 
 __all__ = ["configure", "run"]
 
@@ -60,7 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    drafts = args.drafts or _DRAFTS[args.method]
     _check(args)
+    check_sizes(args.answers, args.answer_tokens, drafts)
+    check_out(args.out, args.resume)
     set_up_logging(quiet=True)
     from headrace.cli.model_fetch import fetch_model
     from headrace.cli.training_view import terminal_view
@@ -78,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         answer_tokens=args.answer_tokens,
         epochs=args.epochs,
         batch=args.batch,
-        drafts=args.drafts or _DRAFTS[args.method],
+        drafts=drafts,
         draft_vocabulary=args.draft_vocabulary or _DRAFT_VOCABULARY,
         layers=args.layers or _LAYERS,
         rate=args.rate,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from headrace.core.cache_events import CacheEvents
 from headrace.core.matcher import Matcher
 from headrace.engine.chains import Chains
+from headrace.engine.launch_times import LaunchTimes
 from headrace.engine.loop_parts import GrammarSource, PendingStep, StepLearner, StepRunner, StepScheduler
 from headrace.engine.profiling import StepProfiler
 from headrace.engine.stats import EngineStats, EngineView, SpeculationTotals
@@ -37,7 +38,7 @@ class _InFlight:
     start: float
     whole: bool
     """Nothing of it waits to be launched."""
-    mark: int = 0
+    mark: int | None = None
     """A point of the device behind all of it, once it is whole."""
 
 
@@ -99,7 +100,7 @@ class EngineCore:
         self._refused: list[tuple[list[str], HeadraceError]] = []
         self._busy_seconds = busy_seconds
         self._busy_before = busy_seconds() if busy_seconds is not None else 0.0
-        self._times = times
+        self._times = LaunchTimes(times)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit all sequences of one request, or none. Raises InvalidRequest, NeverFits, ContextOverflow, Overloaded.
@@ -250,7 +251,7 @@ class EngineCore:
             return True
         if self._drafting is not None and not self._in_flight and self._read_at is not None:
             self._drafting.waited(self._clock() - self._read_at)
-        self._in_flight.append(_InFlight(plan, launched, now, not plan.split, self._mark()))
+        self._in_flight.append(_InFlight(plan, launched, now, not plan.split, self._times.mark()))
         self._complete(deltas)
         return True
 
@@ -261,7 +262,7 @@ class EngineCore:
             try:
                 self._scheduler.complete(oldest.plan)
                 oldest.launched.sample()
-                oldest.whole, oldest.mark = True, self._mark()
+                oldest.whole, oldest.mark = True, self._times.mark()
             except Exception as error:
                 self._in_flight.popleft()
                 deltas += self._failed(oldest.plan, error)
@@ -311,13 +312,10 @@ class EngineCore:
                 delta.error = f"{delta.error}: {where}"
         _log.error("the model's logits are not finite: %s (requests %s)", where, ", ".join(broken))
 
-    def _mark(self) -> int:
-        return 0 if self._times is None else self._times.mark()
-
-    def _measure_busy(self, busy_seconds: Callable[[], float], mark: int) -> float:
+    def _measure_busy(self, busy_seconds: Callable[[], float], mark: int | None) -> float:
         """The device's working time since the step before: for the step that has just ended and what was launched in
         between. A device that cannot tell it may have worked on what comes next meanwhile."""
-        until = None if self._times is None else self._times.busy_until(mark)
+        until = self._times.busy_until(mark)
         before, self._busy_before = self._busy_before, busy_seconds() if until is None else until
         return max(0.0, self._busy_before - before)
 

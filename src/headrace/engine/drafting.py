@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.core.drafts import DraftRow, StepSize
+from headrace.engine.launch_times import LaunchTimes
 from headrace.engine.stats import MethodTotals, SpeculationTotals
 from headrace.platforms.interface import TimesLaunches
 from headrace.speculation.model_speculator import ModelSpeculator
@@ -46,7 +47,7 @@ class _Drafted(NamedTuple):
     busy: float
     """Seconds in which the device worked on the drafts, as far as they could be foretold."""
     shape: StepShape
-    marks: tuple[int, int] | None
+    marks: tuple[int | None, int | None]
     """Points of the device before and behind what was launched for them."""
 
 
@@ -82,7 +83,7 @@ class Drafting:
         drafts, if any. `on_device`: the device makes the drafts of requests that predict nothing, by the method of the
         speculator's drafter or with the head that is `model`. `times`: tells the device's time of each launch."""
         self._speculator, self._predicted_only, self._model = speculator, predicted_only, model
-        self._on_device, self._times = on_device, times
+        self._on_device, self._times = on_device, LaunchTimes(times)
         self._gap = 0.0
         """Seconds that the device stands still if a step must wait for the commit of the one before it."""
         self._watch = _Stopwatch(clock)
@@ -142,7 +143,7 @@ class Drafting:
 
     def draft(self, step: int, size: StepSize, rows: Sequence[DraftRow]) -> Sequence[list[int]]:
         wall, busy = self._spent()
-        before = self._mark()
+        before = self._times.mark()
         # Only a sequence whose drafts are made here has to wait for its last token.
         waits = not self._on_device or any(row.ahead is None for row in rows)
         self._speculator.policy.gap = self._gap if waits else 0.0
@@ -159,7 +160,7 @@ class Drafting:
             )
         after = self._spent()
         self._drafting = after[0] - wall
-        marks = None if waits or self._model is None else (before, self._mark())
+        marks = (None, None) if waits or self._model is None else (before, self._times.mark())
         self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy, StepShape(*size), marks)
         return drafts.tokens
 
@@ -203,15 +204,10 @@ class Drafting:
     def _timed(self, found: _Drafted) -> tuple[Drafts, float]:
         """The drafts of a step with the time that the device took to make them, and its seconds in which it worked on
         them."""
-        if found.marks is None or self._times is None:
-            return found.drafts, found.busy
         start, end = (self._times.busy_until(mark) for mark in found.marks)
         if start is None or end is None:
             return found.drafts, found.busy
         return found.drafts._replace(seconds=max(0.0, end - start - found.drafts.caught_up)), end - start
-
-    def _mark(self) -> int:
-        return 0 if self._times is None else self._times.mark()
 
     def waited(self, seconds: float) -> None:
         """Learn for how long the device stands still between a step with drafts and the next. The time that the model

@@ -237,10 +237,10 @@ class HeadDrafter(UnwaitedRounds):
         sizes = [sum(span.stop - span.start for span in spans)]
         sizes += [sum(count > depth for _, count in rows) for depth in range(1, rows[0][1])]
         timed = not all(seq.placed for seq, _ in rows) or self._measures(sizes)
-        steps, marks = [catch_up_pass(spans, self._size, self._zero_first)], [self._point()]
+        steps, marks = [catch_up_pass(spans, self._size, self._zero_first)], [self._times.mark()]
         *begun, first = self._passes.first(steps[0], timed and self._passes.places)
         pending = [first]
-        marks.append(self._point())
+        marks.append(self._times.mark())
         for depth, size in enumerate(sizes[1:], 1):
             left = [seq for seq, _ in rows[:size]]
             if depth == 1:
@@ -248,7 +248,7 @@ class HeadDrafter(UnwaitedRounds):
             else:
                 steps.append(deeper_pass(steps[-1], left, depth, self._size))
             pending.append(self._passes.following(steps[-1], depth))
-            marks.append(self._point())
+            marks.append(self._times.mark())
             if depth == 1 and not self._passes.places:
                 self._overheads.append(self._clock() - start)
         if timed:

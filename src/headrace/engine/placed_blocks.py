@@ -144,10 +144,10 @@ class PlacedBlocks(BlockRounds):
             if timed:
                 found, seconds = self._timed(groups)
             else:
-                launched, marks = list[_Launched](), [self._point()]
+                launched, marks = list[_Launched](), [self._times.mark()]
                 for group in groups:
                     launched.append(self._launch(self._inputs(group), False))
-                    marks.append(self._point())
+                    marks.append(self._times.mark())
                 passes = [(one.tokens, one.context) for one in launched]
                 seconds = self._leave([one.drawn for one in launched], passes, marks)
                 found = [[] for _ in fit]

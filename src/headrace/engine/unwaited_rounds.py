@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.engine.guarded_rounds import GuardedRounds
+from headrace.engine.launch_times import LaunchTimes
 from headrace.platforms.interface import Pending, TimesLaunches
 from headrace.speculation.model_speculator import ModelDrafts
 from headrace.speculation.step_cost import StepCost
@@ -47,7 +48,7 @@ class UnwaitedRounds(GuardedRounds):
         """`what`: the model, for the log. `places`: the device places sequences, whose rounds need not be waited for.
         `busy_seconds`: the device's counter of its working time; `times`: tells that of each launch."""
         super().__init__(what, busy_seconds, clock)
-        self._times = times
+        self._times = LaunchTimes(times)
         self.cost = StepCost()
         self._places = places
         self._unread = deque[_Unread]()
@@ -79,7 +80,7 @@ class UnwaitedRounds(GuardedRounds):
         the first pass and behind each. Returns its seconds, as far as they can be foretold."""
         self._unread.append(_Unread(pending, passes, [mark for mark in marks if mark is not None]))
         seconds = sum(self.cost.seconds(tokens, context) for tokens, context in passes)
-        if self._times is None:
+        if not self._times.known:
             self.unwaited += seconds
         return seconds
 
@@ -90,7 +91,7 @@ class UnwaitedRounds(GuardedRounds):
             self._learn(one)
 
     def _learn(self, one: _Unread) -> None:
-        if not one.marks or self._times is None:
+        if not one.marks:
             return
         ends = [self._times.busy_until(mark) for mark in one.marks]
         if ends[-1] is None:
@@ -102,9 +103,6 @@ class UnwaitedRounds(GuardedRounds):
                 self.unwaited += end - start
         one.marks = ()
 
-    def _point(self) -> int | None:
-        return None if self._times is None else self._times.mark()
-
     def _count(self, seconds: float, waited: bool) -> None:
         """Without a counter, the time of a step is that since the end of the one before it or since its launch, which
         comes after what is waited for."""
@@ -114,7 +112,7 @@ class UnwaitedRounds(GuardedRounds):
     def _measures(self, sizes: Sequence[int]) -> bool:
         """Whether to wait for a round that need not be waited for, because the times of its passes must be known.
         `sizes`: their numbers of tokens."""
-        if self._times is not None:
+        if self._times.known:
             return False
         self._rounds += 1
         known = all(map(self.cost.known, sizes))

@@ -143,7 +143,7 @@ class BatchStore:
         with self._lock:
             known = {row[0] for row in self._base.execute("SELECT id FROM files")}
         for file in self._folder.iterdir():
-            if file.name not in known:
+            if file.name not in known and not file.is_dir():
                 file.unlink(missing_ok=True)
 
     # Batches

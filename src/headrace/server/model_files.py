@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.checkpoints.gguf_header import map_gguf
 from headrace.errors import HeadraceError
+from headrace.quant.level_names import FLOAT_NAMES, config_level, gguf_level
 
 __all__ = ["ModelFiles", "read_files"]
 
@@ -34,13 +35,15 @@ class ModelFiles:
     """As far as it is known: the weights are stored in a quantised form."""
     label: str = ""
     """Number of parameters, as a GGUF file writes it."""
+    level: str = _UNKNOWN
+    """How the weights are stored, as users know it: `Q4_K_M`, `FP8`, `BF16`."""
 
 
 def read_files(path: str) -> ModelFiles:
     """Any thread. What cannot be read is unknown: the load of the model reports it."""
     place = Path(path)
     files = [place] if place.is_file() else sorted(place.iterdir()) if place.is_dir() else []
-    weights = [file for file in files if file.suffix in _WEIGHTS]
+    weights = [file for file in files if file.suffix in _WEIGHTS and file.is_file()]
     if not weights:
         return ModelFiles()
     size, kind = sum(file.stat().st_size for file in weights), min(file.suffix[1:] for file in weights)
@@ -53,23 +56,28 @@ def _described(values: dict[str, Any], size: int, kind: str) -> ModelFiles:
     inner = values.get("text_config")
     text = inner if isinstance(inner, dict) else values
     named = text.get("torch_dtype") or text.get("dtype") or values.get("torch_dtype") or values.get("dtype")
-    stored = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}.get(named) if isinstance(named, str) else None
+    dtype = named if isinstance(named, str) and named in FLOAT_NAMES else None
+    stored = None if dtype is None else 4.0 if dtype == "float32" else 2.0
     family, context = values.get("model_type"), text.get("max_position_embeddings")
+    quantization = values.get("quantization_config")
+    level = config_level(quantization) if isinstance(quantization, dict) else ""
     return ModelFiles(
         size,
         kind,
         family if isinstance(family, str) else _UNKNOWN,
         context if isinstance(context, int) else None,
-        None if values.get("quantization_config") else stored,
-        bool(values.get("quantization_config")),
+        None if quantization else stored,
+        bool(quantization),
+        level=level or (_UNKNOWN if dtype is None or quantization else FLOAT_NAMES[dtype]),
     )
 
 
 def _gguf(file: Path, size: int) -> ModelFiles:
     try:
-        metadata = map_gguf(file)[1].metadata
+        header = map_gguf(file)[1]
     except (HeadraceError, OSError, ValueError):
         return ModelFiles(size, "gguf")
+    metadata = header.metadata
     found, label = metadata.get("general.architecture"), metadata.get("general.size_label")
     family, kind = found if isinstance(found, str) else _UNKNOWN, metadata.get("general.file_type")
     context = metadata.get(f"{family}.context_length")
@@ -81,6 +89,7 @@ def _gguf(file: Path, size: int) -> ModelFiles:
         _GGUF_FLOATS.get(kind) if isinstance(kind, int) else None,
         isinstance(kind, int) and kind not in _GGUF_FLOATS,
         label if isinstance(label, str) else "",
+        gguf_level(kind, ((tensor.type, tensor.size) for tensor in header.tensors.values())) or _UNKNOWN,
     )
 
 

@@ -133,7 +133,7 @@ async def list_running(context: Context, request: Request) -> Response:
 
 def _local(context: Context) -> LocalModel:
     info = context.client.info
-    return local_model(context.model, info.path, info.created, info.dtype)
+    return local_model(context.model, info.path, info.created)
 
 
 async def show_local(context: Context, request: Request) -> Response:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.client.api import ModelInfo
 from headrace.server.context import Context
-from headrace.server.model_files import read_files
+from headrace.server.model_files import ModelFiles, read_files
 from headrace.server.ollama_schemas import LocalModel, ModelDetails, ShowReply
 
 __all__ = ["local_model", "running_model", "show", "show_files"]
@@ -17,11 +17,11 @@ _NEVER = "2318-12-31T00:00:00Z"
 """The model stays loaded."""
 
 
-def local_model(name: str, path: str, created: int, dtype: str) -> LocalModel:
+def local_model(name: str, path: str, created: int) -> LocalModel:
     """What a list of models tells of one. Reads the names and sizes of the checkpoint's files; any thread."""
-    latest = _latest(name)
+    latest, files = _latest(name), read_files(path)
     digest = hashlib.sha256(latest.encode()).hexdigest()
-    return LocalModel(latest, latest, _at(created), read_files(path).size, digest, _details(path, dtype))
+    return LocalModel(latest, latest, _at(created), files.size, digest, _details(files))
 
 
 def running_model(model: LocalModel, info: ModelInfo, leaves_in: float | None = None) -> LocalModel:
@@ -36,7 +36,7 @@ def running_model(model: LocalModel, info: ModelInfo, leaves_in: float | None = 
 def show(context: Context) -> ShowReply:
     """As `local_model`, of a model that is loaded."""
     info, formats = context.client.info, context.formats
-    reply = show_files(context.model, info.path, info.created, info.dtype, info.max_model_len)
+    reply = show_files(context.model, info.path, info.created, info.max_model_len)
     reply.model_info[f"{read_files(info.path).architecture}.vocab_size"] = info.vocab_size
     reply.template = context.tokenizer.template_source
     facts = info.embedding
@@ -45,18 +45,18 @@ def show(context: Context) -> ShowReply:
     return reply
 
 
-def show_files(name: str, path: str, created: int, dtype: str, most: int | None) -> ShowReply:
+def show_files(name: str, path: str, created: int, most: int | None) -> ShowReply:
     """What is told of a model that has not been loaded. `most`: tokens of a prompt and its answer, if that is known."""
-    family = read_files(path).architecture
+    files = read_files(path)
+    family = files.architecture
     known: dict[str, Any] = {"general.architecture": family}
     if most is not None:
         known[f"{family}.context_length"] = most
-    return ShowReply(f"FROM {name}\n", "", "", _details(path, dtype), known, ["completion"], _at(created))
+    return ShowReply(f"FROM {name}\n", "", "", _details(files), known, ["completion"], _at(created))
 
 
-def _details(path: str, dtype: str) -> ModelDetails:
-    files = read_files(path)
-    return ModelDetails("", files.format, files.architecture, [files.architecture], files.label, dtype)
+def _details(files: ModelFiles) -> ModelDetails:
+    return ModelDetails("", files.format, files.architecture, [files.architecture], files.label, files.level)
 
 
 def _latest(name: str) -> str:

@@ -115,8 +115,7 @@ def _running(front: Context, models: list[ServedModel]) -> Iterator[LocalModel]:
 
 def _local(front: Context, model: ServedModel) -> LocalModel:
     created = front.started if model.info is None else model.info.created
-    dtype = "" if model.info is None else model.info.dtype
-    return local_model(model.name, str(model.plan.path), created, dtype)
+    return local_model(model.name, str(model.plan.path), created)
 
 
 async def show_local(pool: ModelPool, front: Context, request: Request) -> Response:
@@ -127,7 +126,7 @@ async def show_local(pool: ModelPool, front: Context, request: Request) -> Respo
         model.shown = await front.workers.run(0, partial(show, model.context))
     elif model.shown is None:
         path, most = str(model.plan.path), read_files(str(model.plan.path)).context
-        model.shown = await front.workers.run(0, partial(show_files, model.name, path, front.started, "", most))
+        model.shown = await front.workers.run(0, partial(show_files, model.name, path, front.started, most))
     return _json(model.shown)
 
 

@@ -77,7 +77,7 @@ def hf_templates(path: Path) -> dict[str, str]:
     with located(file):
         templates = _templates(Settings(optional_json(file)))
     own = path / "chat_template.jinja"
-    more = sorted((path / "additional_chat_templates").glob("*.jinja"))
+    more = sorted(file for file in (path / "additional_chat_templates").glob("*.jinja") if not file.is_dir())
     for file in ([own] if present(own) else []) + more:
         templates["default" if file == own else file.stem] = read_text(file)
     return templates

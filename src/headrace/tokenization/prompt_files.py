@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def prompt_files_id(path: str) -> str:
     are none that can be read. Any thread."""
     place, found = Path(path), blake2b(digest_size=16)
     try:
-        files = sorted(one for one in place.iterdir() if one.suffix in _SUFFIXES) if os.path.isdir(path) else [place]
+        files = _small_files(place) if place.is_dir() else [place]
         for file in files:
             with file.open("rb") as opened:
                 data = opened.read(_MOST_GGUF if file.suffix == ".gguf" else _MOST)
@@ -29,3 +28,8 @@ def prompt_files_id(path: str) -> str:
     except OSError:
         return ""
     return found.hexdigest() if files else ""
+
+
+def _small_files(folder: Path) -> list[Path]:
+    # A folder may have the name of a file.
+    return sorted(one for one in folder.iterdir() if one.suffix in _SUFFIXES and one.is_file())

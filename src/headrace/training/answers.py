@@ -16,11 +16,11 @@ from headrace.errors import CheckpointError, ConfigError
 from headrace.llm import LLM
 from headrace.tokenization.chat_inputs import ChatInputs
 from headrace.tokenization.tokenizer import Tokenizer
+from headrace.training.settings import FEWEST
 from headrace.types import SamplingParams
 
 __all__ = [
     "ANSWERS",
-    "FEWEST",
     "TEMPERATURE",
     "Answer",
     "PromptMaker",
@@ -33,8 +33,6 @@ __all__ = [
 ANSWERS = "answers.jsonl"
 """The file of a training's answers, in its folder."""
 TEMPERATURE = 0.7
-FEWEST = 32
-"""Answers, and pieces of text: of 32, two are held out."""
 _USES = 4
 """Prompts of one piece."""
 _AT_ONCE = 128
@@ -73,9 +71,7 @@ class PromptMaker:
     seed: int
 
     def check(self, count: int) -> None:
-        """Raises ConfigError if `count` prompts are too few, or if there is too little text for them."""
-        if count < FEWEST:
-            raise ConfigError(f"--answers {count}: at least {FEWEST}, of which two are held out")
+        """Raises ConfigError if there is too little text for `count` prompts."""
         if len(self.pieces) < FEWEST or count > _USES * len(self.pieces):
             raise ConfigError(
                 f"--text: it gives {len(self.pieces)} pieces, each for {_USES} prompts at most, and {count} answers "

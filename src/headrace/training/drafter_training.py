@@ -21,7 +21,7 @@ from headrace.training.answers import ANSWERS, Answer, PromptMaker, load_answers
 from headrace.training.answers_from import check_source, take_answers
 from headrace.training.head_files import round_weights, write_head
 from headrace.training.make_head import make_head
-from headrace.training.settings import TrainingSettings, settle
+from headrace.training.settings import TrainingSettings, check_sizes, settle
 from headrace.training.target_reader import TargetReader
 from headrace.training.text_pieces import cut_pieces
 from headrace.training.trainer import Recipe, Trainer, Watcher
@@ -66,6 +66,7 @@ def train_drafter(
 
     Raises ConfigError, and what loading the model and answering raise.
     """
+    check_sizes(settings.answers, settings.answer_tokens, settings.drafts)
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if options.get(name, 1) > 1:
             raise ConfigError(f"a head is trained on one rank: leave out --{name.replace('_', '-')}")
@@ -92,7 +93,8 @@ def train_drafter(
         if not all(trainer.sizes):
             raise ConfigError(
                 f"the answers are too short: {trainer.sizes[0]} of {len(answers)} can be trained on and "
-                f"{trainer.sizes[1]} held out, since a draft has {settings.drafts} tokens: raise --answer-tokens"
+                f"{trainer.sizes[1]} held out, since a draft has {counted(settings.drafts, 'token')}: give fewer "
+                "--drafts, or a --text that asks for longer answers"
             )
         _begin(trainer, head, view)
         if not trainer.run(view):

@@ -9,10 +9,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.errors import CheckpointError, ConfigError
+from headrace.wording import counted
 
-__all__ = ["METHODS", "TrainingSettings", "difference", "digest", "folder_of", "read_settings", "settle"]
+__all__ = [
+    "FEWEST",
+    "METHODS",
+    "TrainingSettings",
+    "check_out",
+    "check_sizes",
+    "difference",
+    "digest",
+    "folder_of",
+    "least_tokens",
+    "read_settings",
+    "settle",
+]
 
 METHODS = ("eagle3", "mtp", "dflash")
+FEWEST = 32
+"""Answers, and pieces of text: of 32, two are held out."""
 _FOLDER, _FILE = "training", "settings.json"
 
 
@@ -42,18 +57,43 @@ def digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
+def least_tokens(drafts: int) -> int:
+    """Of an answer that a head with so many tokens of a draft can be trained on."""
+    return drafts + 2
+
+
+def check_sizes(answers: int, answer_tokens: int, drafts: int) -> None:
+    """Raises ConfigError for too few answers, and for answers that are too short for a draft."""
+    if answers < FEWEST:
+        raise ConfigError(f"--answers {answers}: at least {FEWEST}, of which two are held out")
+    least = least_tokens(drafts)
+    if answer_tokens < least:
+        raise ConfigError(
+            f"--answer-tokens {answer_tokens}: at least {least}, since a draft has {counted(drafts, 'token')}: give "
+            "more, or fewer --drafts"
+        )
+
+
+def check_out(out: Path, resume: bool) -> None:
+    """Raises ConfigError for a directory that is not empty, or, if `resume`, without a training that was begun."""
+    if resume:
+        if not (folder_of(out) / _FILE).exists():
+            raise ConfigError(f"--resume: no training was begun in {out}: leave out --resume")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out}: it is not an empty directory: choose another, or go on there with --resume")
+
+
 def settle(settings: TrainingSettings, out: Path, resume: bool) -> Path:
     """The folder of the training's own files, below `out`. A new training needs an empty `out`; a resumed one the
     settings that it was begun with.
 
     Raises ConfigError that says what differs, CheckpointError for a damaged file.
     """
+    check_out(out, resume)
     folder = folder_of(out)
     if resume:
         _compare(settings, out)
         return folder
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out}: it is not an empty directory: choose another, or go on there with --resume")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _FILE).write_text(json.dumps(asdict(settings), indent=1))
     return folder
@@ -106,10 +146,7 @@ def _words(value: object) -> str:
 
 
 def _compare(settings: TrainingSettings, out: Path) -> None:
-    before = read_settings(out)
-    if before is None:
-        raise ConfigError(f"--resume: no training was begun in {out}: leave out --resume")
-    found = difference(asdict(settings), before, "when the training was begun")
+    found = difference(asdict(settings), read_settings(out) or {}, "when the training was begun")
     if found is not None:
         raise ConfigError(f"--resume: {found}: give the same, or begin anew with another --out")
 

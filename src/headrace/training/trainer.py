@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from headrace.errors import CheckpointError
 from headrace.training.acceptance_report import HeldOutAcceptance
 from headrace.training.answers import Answer
+from headrace.training.settings import least_tokens
 from headrace.training.training_head import Example, TrainingHead
 
 __all__ = ["Reader", "Recipe", "Trainer", "Watcher"]
@@ -80,7 +81,7 @@ class Trainer:
         """`file`: where states are kept; if it exists, the training goes on from it. Raises CheckpointError for a file
         that is no state of this head."""
         self.head, self._reader, self._recipe, self._file, self._clock = head, reader, recipe, file, clock
-        usable = [one for one in answers if len(one.tokens) > head.drafts + 1]
+        usable = [one for one in answers if len(one.tokens) >= least_tokens(head.drafts)]
         self._train = [one for one in usable if not one.held_out]
         self._held_out = [one for one in usable if one.held_out]
         self.steps = recipe.epochs * -(-len(self._train) // recipe.batch)

@@ -249,11 +249,15 @@ def test_the_form_of_the_answer(tmp_path: Path) -> None:
         assert SamplingParams(**params).structured_outputs is not None
         return params["structured_outputs"]
 
-    assert form("--json-schema", str(file)) == {"json": {"type": "object"}}
+    schema = {"json": {"type": "object"}}
+    assert form("--json-schema", str(file)) == {**schema, "whitespace": "compact"}
+    assert form("--json-schema", str(file), "--whitespace", "flexible") == {**schema, "whitespace": "flexible"}
     assert form("--regex", "a+") == {"regex": "a+"}
     assert form("--choice", "yes", "--choice", "no") == {"choice": ["yes", "no"]}
     with pytest.raises(SystemExit):
         parser.parse_args(["--regex", "a", "--choice", "b"])
+    with pytest.raises(ConfigError, match="--whitespace flexible: it goes with --json-schema"):
+        sampling(parser.parse_args(["--regex", "a", "--whitespace", "flexible"]))
 
 
 @pytest.mark.parametrize(

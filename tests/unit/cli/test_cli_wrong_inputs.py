@@ -109,3 +109,5 @@ def test_cache_entries_may_be_damaged(
     (tmp_path / "packed" / "link.packed").symlink_to("absent")
     assert main(["cache"]) == 0
     assert "which cannot be read" in capsys.readouterr().out
+    assert main(["cache", "--clear"]) == 0
+    assert [left.name for left in (tmp_path / "packed").glob("*.packed") if not left.is_symlink()] == ["folder.packed"]

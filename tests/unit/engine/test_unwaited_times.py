@@ -34,7 +34,7 @@ class Rounds(UnwaitedRounds):
     result = Result
 
     def leave(self, passes: list[tuple[int, int]]) -> float:
-        marks = [self._point() for _ in range(1 + len(passes))]
+        marks = [self._times.mark() for _ in range(1 + len(passes))]
         return self._leave([self.result()] * len(passes), passes, marks)
 
 

@@ -163,8 +163,9 @@ def test_limits_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [file.id for file in store.files()] == ["a"]
     (tmp_path / "files" / "a").write_bytes(b"x")
     (tmp_path / "files" / "left").write_bytes(b"x")
+    (tmp_path / "files" / "folder").mkdir()
     store.sweep()
-    assert [path.name for path in (tmp_path / "files").iterdir()] == ["a"]
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["a", "folder"]
     store.close()
 
 

@@ -15,6 +15,7 @@ from headrace.config import Config
 from headrace.server.model_budget import PROCESS, estimate
 from headrace.server.model_files import ModelFiles, read_files
 from headrace.server.model_plan import ModelPlan
+from headrace.server.ollama_models import show_files
 
 
 def checkpoint(folder: Path, size: int = 1000, **config: Any) -> Path:
@@ -39,12 +40,12 @@ def test_a_gguf_file_tells_its_family(tmp_path: Path) -> None:
 
 def test_a_directory_tells_its_family(tmp_path: Path) -> None:
     checkpoint(tmp_path, model_type="llama", max_position_embeddings=99, torch_dtype="bfloat16")
-    assert read_files(str(tmp_path)) == ModelFiles(1000, "safetensors", "llama", 99, 2.0)
+    assert read_files(str(tmp_path)) == ModelFiles(1000, "safetensors", "llama", 99, 2.0, level="BF16")
 
 
 def test_a_model_in_parts_tells_its_texts_context(tmp_path: Path) -> None:
     checkpoint(tmp_path, model_type="gemma3", text_config={"max_position_embeddings": 5, "dtype": "float32"})
-    assert read_files(str(tmp_path)) == ModelFiles(1000, "safetensors", "gemma3", 5, 4.0)
+    assert read_files(str(tmp_path)) == ModelFiles(1000, "safetensors", "gemma3", 5, 4.0, level="F32")
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(20), b"\xff" * 100])
@@ -123,12 +124,37 @@ def test_a_head_in_the_files_of_the_target_is_counted_once(tmp_path: Path) -> No
     assert estimate(ModelPlan("m", config, tmp_path)) == PROCESS + 1000
 
 
-@pytest.mark.parametrize(("kind", "stored", "quantised"), [(0, 4.0, False), (1, 2.0, False), (3, None, True)])
-def test_a_gguf_file_tells_how_it_is_stored(tmp_path: Path, kind: int, stored: float | None, quantised: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stored", "quantised", "level"),
+    [
+        (0, 4.0, False, "F32"),
+        (1, 2.0, False, "F16"),
+        (32, 2.0, False, "BF16"),
+        (3, None, True, "Q4_1"),
+        (15, None, True, "Q4_K_M"),
+    ],
+)
+def test_a_gguf_file_tells_how_it_is_stored(
+    tmp_path: Path, kind: int, stored: float | None, quantised: bool, level: str
+) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_file_type(kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     found = read_files(str(tmp_path))
-    assert (found.stored_bytes, found.quantised) == (stored, quantised)
+    assert (found.stored_bytes, found.quantised, found.level) == (stored, quantised, level)
+    assert show_files("m", str(tmp_path), 0, None).details.quantization_level == level
+
+
+def test_a_folder_with_the_name_of_a_file_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").mkdir()
+    assert read_files(str(checkpoint(tmp_path))) == ModelFiles(1000, "safetensors")
+
+
+def test_quantised_weights_tell_their_method(tmp_path: Path) -> None:
+    checkpoint(tmp_path, torch_dtype="bfloat16", quantization_config={"quant_method": "awq", "bits": 4})
+    found = read_files(str(tmp_path))
+    assert (found.level, found.quantised, found.stored_bytes) == ("AWQ", True, None)
+    checkpoint(tmp_path, torch_dtype="bfloat16", quantization_config=[3])
+    assert read_files(str(tmp_path)).level == "unknown"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from headrace.tokenization.hf_vocab import hf_templates
 from headrace.tokenization.prompt_files import prompt_files_id
 
 
@@ -24,6 +25,15 @@ def test_it_is_that_of_the_content(tmp_path: Path) -> None:
     names = ("tokenizer.json", "config.json", "chat_template.jinja")
     others = [folder(tmp_path / f"c{at}", **{name: "[]"}) for at, name in enumerate(names)]
     assert len({first, *others}) == 4
+
+
+def test_a_folder_with_the_name_of_a_file_is_none(tmp_path: Path) -> None:
+    first = folder(tmp_path / "a")
+    (tmp_path / "a" / "x.json").mkdir()
+    assert prompt_files_id(str(tmp_path / "a")) == first
+    (tmp_path / "a" / "additional_chat_templates" / "x.jinja").mkdir(parents=True)
+    (tmp_path / "a" / "additional_chat_templates" / "rag.jinja").write_text("{{ x }}")
+    assert hf_templates(tmp_path / "a") == {"rag": "{{ x }}"}
 
 
 def test_a_gguf_file_by_its_beginning_and_size(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import torch
 
 from headrace.errors import CheckpointError, ConfigError
 from headrace.training.acceptance_report import HeldOutAcceptance
-from headrace.training.answers import FEWEST, Answer, PromptMaker, load_answers
+from headrace.training.answers import Answer, PromptMaker, load_answers
 from headrace.training.answers_from import check_source, take_answers
 from headrace.training.make_head import draft_vocabulary, unused_token
-from headrace.training.settings import TrainingSettings, digest, settle
+from headrace.training.settings import FEWEST, TrainingSettings, check_sizes, digest, settle
 from headrace.training.text_pieces import cut_pieces, read_texts
 
 
@@ -98,6 +98,14 @@ def test_no_piece_is_both_trained_on_and_held_out() -> None:
 def test_too_little_text_is_refused(pieces: int, count: int) -> None:
     with pytest.raises(ConfigError, match=rf"gives {pieces} pieces.*{count} answers need at least 3[23] pieces"):
         maker(pieces).check(count)
+
+
+def test_answers_that_cannot_be_trained_on_are_refused_before_they_are_made() -> None:
+    check_sizes(32, 9, 7)
+    with pytest.raises(ConfigError, match="--answer-tokens 8: at least 9, since a draft has 7 tokens"):
+        check_sizes(32, 8, 7)
+    with pytest.raises(ConfigError, match="--answers 31: at least 32"):
+        check_sizes(31, 9, 7)
 
 
 def test_answers_are_kept_up_to_the_last_complete_line(tmp_path: Path) -> None:

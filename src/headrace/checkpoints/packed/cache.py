@@ -187,7 +187,7 @@ def clear(directory: Path) -> int:
 
 
 def _kept(directory: Path) -> Iterator[Kept]:
-    for path in directory.glob(f"*{_SUFFIX}"):
+    for path in _entries(directory):
         about: dict[str, Any] = {}
         with contextlib.suppress(Unsound, OSError, ValueError, KeyError, TypeError, RecursionError):
             told = read_header(path)[0]["about"]
@@ -197,9 +197,14 @@ def _kept(directory: Path) -> Iterator[Kept]:
             yield Kept(path, status.st_size, status.st_mtime, about)
 
 
+def _entries(directory: Path) -> Iterator[Path]:
+    """Neither a folder nor a link to nothing is one, whatever its name."""
+    return (path for path in directory.glob(f"*{_SUFFIX}") if path.is_file())
+
+
 def _evict(directory: Path, limit: int, newest: Path) -> None:
     now, total = time.time(), newest.stat().st_size
-    others = [(path.stat().st_mtime, path) for path in directory.glob(f"*{_SUFFIX}") if path != newest]
+    others = [(path.stat().st_mtime, path) for path in _entries(directory) if path != newest]
     for _, path in sorted(others, reverse=True):
         total += path.stat().st_size
         if total > limit:
