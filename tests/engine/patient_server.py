@@ -37,7 +37,7 @@ def forking() -> AbstractContextManager[object]:
 if __name__ == "__main__":
     model, config, limits = Path(sys.argv[1]), Config.model_validate_json(sys.argv[2]), json.loads(sys.argv[3])
     process_client._SILENCE = limits.get("silence", 600.0)
-    process_client._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH_TIMEOUT = 600.0
+    process_client._KILL_AFTER = client._STATS_TIMEOUT = client._FRESH_TIMEOUT = client._VIEW_TIMEOUT = 600.0
     spawn._EXIT_TIMEOUT = limits.get("exit", spawn._EXIT_TIMEOUT)
     http_server.HARD_EXIT = limits.get("at_once", http_server.HARD_EXIT)
     with ExitStack() as stack:

@@ -21,11 +21,16 @@ from server_harness import NAME, PATIENCE, Server, engine_of, running, until
 LONG = "You are a very patient assistant that answers at length, and says the same thing twice. " * 2
 TEXTS = [str(number) for number in range(8)]
 BROKEN = "one clear error"
+PATIENT = (
+    "import sys; from headrace.cli.main import main; from headrace.route import split_ask; "
+    "split_ask._LEAST = split_ask._MOST_PATIENCE; sys.exit(main())"
+)
+"""The command; an engine that computes a prompt for another one may be held up."""
 
 
 class Router:
     def __init__(self, *urls: str) -> None:
-        command = [sys.executable, "-m", "headrace", "route", *urls, "--port", "0", "--health-timeout", "2"]
+        command = [sys.executable, "-c", PATIENT, "route", *urls, "--port", "0", "--health-timeout", "2"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         match = re.search(r"http://127\.0\.0\.1:\d+", self.process.stdout.readline())

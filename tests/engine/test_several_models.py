@@ -182,7 +182,7 @@ def test_a_client_that_leaves_while_its_model_loads(server: Several) -> None:
     body = {"model": name, **sampled(2)}
     with ThreadPoolExecutor(1) as pool:
         with httpx.Client(base_url=server.url) as leaver, pytest.raises(httpx.ReadTimeout):
-            leaver.post("/v1/completions", json=body, timeout=0.3)
+            leaver.post("/v1/completions", json=body, timeout=httpx.Timeout(PATIENCE, read=0.3))
         stays = pool.submit(server.complete, name, **sampled(2))
         assert choice(stays.result())
     figures = server.http.get("/metrics").text

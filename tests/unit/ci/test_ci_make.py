@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def planned(target: str, venv: Path) -> list[str]:
     """The commands that `make` would run, without those of `lint` and of tests."""
     command = ["make", "--dry-run", "--no-print-directory", f"VENV={venv}", target]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=20)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     return [line for line in found.stdout.splitlines() if "pip install" in line or line.startswith("echo")]
 
 

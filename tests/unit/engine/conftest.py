@@ -17,6 +17,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.client.process_client._KILL_AFTER", 600.0)
     monkeypatch.setattr("headrace.client.base_client._STATS_TIMEOUT", 600.0)
     monkeypatch.setattr("headrace.client.base_client._FRESH_TIMEOUT", 600.0)
+    monkeypatch.setattr("headrace.client.base_client._VIEW_TIMEOUT", 600.0)
 
 
 @pytest.fixture(scope="session")

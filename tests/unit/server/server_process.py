@@ -13,7 +13,7 @@ import threading
 from server_fakes import ByteTokenizer, FakeClient
 
 from headrace.config import Config
-from headrace.server import http_server
+from headrace.server import draining, http_server
 from headrace.server.lifecycle import serve
 from headrace.server.listening import bound
 
@@ -31,6 +31,7 @@ if __name__ == "__main__":
     options = json.loads(sys.argv[1])
     config = Config.model_validate({"server": {"port": 0, **options.get("server", {})}})
     engine = Engine(**options.get("engine", {}))
+    draining._FINAL_EVENTS = 300.0
     http_server.HARD_EXIT = options.get("at_once", http_server.HARD_EXIT)
     with bound(config.server) as listener:
         code = asyncio.run(serve(config, engine, ByteTokenizer(), listener, options.get("first_prompt")))

@@ -231,7 +231,7 @@ END
 def test_no_process_outlives_a_script_without_a_main_guard(end: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("END", end))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     text, pid, *_ = done.stdout.split()
     assert text == "hi"
     assert not done.stderr
@@ -267,7 +267,7 @@ print(slow._count)
 def test_the_end_of_a_script_does_not_wait_for_a_render(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(BUSY)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert (done.stdout, done.returncode, done.stderr) == ("2\n", 0, "")
 
 
@@ -292,7 +292,7 @@ if fork:
 def test_a_forked_process_starts_its_own_render_processes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FORK)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -30,10 +30,10 @@ class StandInLibrary:
     def start(self, peer: tuple[int, int], there: Sequence[int], here: Sequence[int]) -> None:
         folder = Path(os.environ[FOLDER])
         if (folder / "crash").exists():
-            (folder / "crash").unlink()
+            (folder / "crash").unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         if (folder / "hang").exists():
-            (folder / "hang").unlink()
+            (folder / "hang").unlink(missing_ok=True)
             time.sleep(3600)
         with Path(f"/proc/{peer[0]}/mem").open("rb", buffering=0) as memory:
             for far, near in zip(there, here, strict=True):
