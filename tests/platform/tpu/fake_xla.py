@@ -8,7 +8,7 @@ operator can change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,8 @@ from headrace.platforms.tpu.xla_runtime import XlaRuntime
 
 GIB = 1 << 30
 Tensor = torch.Tensor
+_SEVERAL = (tuple, list)
+_HOLDING = (Tensor, *_SEVERAL)
 
 
 class Tape(TorchDispatchMode):
@@ -47,13 +49,13 @@ class Tape(TorchDispatchMode):
         return found
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """Those in an operator's arguments or results, in their order."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from tensors(one)
+        return [value]
+    if not isinstance(value, _SEVERAL):
+        return []
+    return [x for one in value if isinstance(one, _HOLDING) for x in tensors(one)]
 
 
 class Program:
@@ -83,8 +85,8 @@ class Program:
         return [now[place] for place in self._outputs]
 
     def _step(self, func: Any, args: Any, kwargs: Any, found: Any) -> tuple[Any, ...]:
-        by_number = [(at, self._source(x)) for at, x in enumerate(args) if any(True for _ in tensors(x))]
-        by_name = [(name, self._source(x)) for name, x in kwargs.items() if any(True for _ in tensors(x))]
+        by_number = [(at, self._source(x)) for at, x in enumerate(args) if tensors(x)]
+        by_name = [(name, self._source(x)) for name, x in kwargs.items() if tensors(x)]
         places = [self._places.setdefault(id(x), len(self._places)) for x in tensors(found)]
         # One tensor, as most operators give, or several.
         place = places[0] if isinstance(found, Tensor) else None
