@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -14,12 +15,17 @@ __all__ = ["PARTS", "PartOfKit", "before", "since"]
 
 @dataclass(frozen=True, eq=False)
 class PartOfKit(KitTarget):
-    """A platform under test in some tiers only."""
+    """A platform under test in some tiers only, and in some tests only of a tier in `only`: those whose names begin as
+    it says."""
 
     tiers: tuple[str, ...] = TIERS
+    only: Mapping[str, str] = field(default_factory=dict)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if tier_of(item) in self.tiers]
+        items[:] = [item for item in items if self._has(item.name, tier_of(item))]
+
+    def _has(self, name: str, tier: str | None) -> bool:
+        return tier in self.tiers and name.startswith(self.only.get(tier, ""))
 
 
 def before(tier: str) -> tuple[str, ...]:

@@ -296,7 +296,7 @@ class LLM:
         texts: Sequence[str | None],
         ids: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
-        drafts: tuple[list[tuple[int, ...]], SpeculationChoice],
+        drafts: tuple[list[tuple[int, ...] | None], SpeculationChoice],
         progress: bool | None,
     ) -> list[RequestOutput]:
         requests = [
@@ -304,8 +304,8 @@ class LLM:
                 self._name(),
                 tuple(prompt),
                 self._with_special_stops(one),
-                predicted=predicted,
-                speculation=drafts[1],
+                predicted=predicted or (),
+                speculation=drafts[1].of_prediction(predicted),
             )
             for prompt, one, predicted in zip(ids, params, drafts[0], strict=True)
         ]
@@ -336,7 +336,7 @@ class LLM:
 
     def _drafts(
         self, predictions: object, speculation: object, count: int
-    ) -> tuple[list[tuple[int, ...]], SpeculationChoice]:
+    ) -> tuple[list[tuple[int, ...] | None], SpeculationChoice]:
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
 

@@ -36,6 +36,12 @@ TOKENS = 24
 
 
 @pytest.fixture(scope="module")
+def target_model(tiny_llama: Path) -> Any:
+    """In transformers."""
+    return load_reference(tiny_llama)
+
+
+@pytest.fixture(scope="module")
 def wanted(tiny_llama: Path) -> list[Answer]:
     return alone(tiny_llama, mixed(COUNT, max_tokens=TOKENS))
 
@@ -120,7 +126,12 @@ def picking(row: BlockRow) -> Any:
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 11, "seqs": 3}, {"blocks": 20, "chunk": 24}], ids=str)
 @pytest.mark.parametrize("layout", ["zlab-windows", "dflash2", "dspark", "dspark-rnn", "speculators"])
 def test_drafts_are_those_of_the_definition(
-    layout: str, sizes: dict[str, Any], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str,
+    sizes: dict[str, Any],
+    tiny_llama: Path,
+    target_model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the hidden states that transformers computes, at every place of texts that were computed in chunks, found in
     the cache, or computed again after a preemption."""
@@ -143,14 +154,14 @@ def test_drafts_are_those_of_the_definition(
             return rounds.found
 
     found = asyncio.run(main())
-    model = load_reference(tiny_llama)
-    embedding, head = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()
+    embedding, head = (x.weight.detach() for x in (target_model.get_input_embeddings(), target_model.lm_head))
     plain = Reading(CONFIGS[layout], tensors(layout), embedding, head, 128)
     assert len(found) > 30
     right = 0
     for tokens, row, drafts in found[::3]:
         *text, anchor = tokens
-        expected, _ = plain.draft([part[: len(text)] for part in hidden_states(model, tokens)], anchor, picking(row))
+        states = [part[: len(text)] for part in hidden_states(target_model, tokens)]
+        expected, _ = plain.draft(states, anchor, picking(row))
         right += drafts == expected
     # Two scores may be as close as rounding.
     assert right >= len(found[::3]) - 1

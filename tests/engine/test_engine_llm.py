@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from engine_forks import forks
 from pydantic import BaseModel, ConfigDict
 
 import headrace
@@ -271,24 +272,27 @@ def test_closed(tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_left_open_in_the_middle_and_forked(tiny_llama: Path, ranks: int) -> None:
-    code = f"""
-import os, sys, threading, warnings
+def test_left_open_in_the_middle_and_forked(tiny_llama: Path, tmp_path: Path, ranks: int) -> None:
+    """The process is a fork of one that has imported torch; it ends as any Python does."""
+    script = tmp_path / "left_open.py"
+    script.write_text(f"""
+import os, sys, threading, time, warnings
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12 and later
 from headrace import LLM, SamplingParams
 llm = LLM({str(tiny_llama)!r}, tensor_parallel_size={ranks}, **{OPTIONS})
 def forever():
     while True: llm.generate(["a", "b"], SamplingParams(max_tokens=400, ignore_eos=True))
 threading.Thread(target=forever, daemon=True).start()
-while not llm.stats().scheduler.running: pass
+while not llm.stats().scheduler.running: time.sleep(0.001)
 if not os.fork(): sys.exit(5)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]) - 2)
-"""
+""")
     environment = {**os.environ, "HEADRACE_LOG": "warning"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+    process = forks().Popen(
+        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+    out, errors = process.communicate()
+    assert (process.returncode, out, errors) == (3, "", "")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,23 @@ def test_every_fault_is_named_at_once(plan: Plan, tmp_path: Path) -> None:
     assert text.endswith("This would fail.\n")
 
 
+def test_a_drafters_fault_is_named_with_the_others(plan: Plan) -> None:
+    code, text = plan(*"--speculate draft:/nowhere --max-model-len 100000 --draft-quantization int8".split())
+    assert code == 2
+    first, second = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert "model '/nowhere' is no such path" in first
+    assert "max_model_len 100000 exceeds" in second
+
+
+def test_faults_of_the_server_are_named_together(plan: Plan) -> None:
+    code, text = plan(*"--host 203.0.113.1 --ssl-certfile /nowhere.pem --state-dir /dev/null/here".split())
+    assert code == 2
+    faults = [line for line in text.splitlines() if line.startswith("error: ")]
+    named = ("cannot listen on 203.0.113.1", "--ssl-certfile: /nowhere.pem", "--state-dir: /dev/null/here")
+    assert len(faults) == 3
+    assert all(part in fault for part, fault in zip(named, faults, strict=True))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

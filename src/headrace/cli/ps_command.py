@@ -19,6 +19,8 @@ _PATIENCE = 2.0
 """Seconds for the answer of one server."""
 _KINDS = {"serve": "server", "route": "router"}
 """By verb."""
+_GROUPED = ("--replicas", "--max-replicas", "--ray-address")
+"""Options of `serve` that make it a router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,24 @@ def find_servers() -> list[RunningServer]:
 
 
 def kind_of(words: list[str]) -> str | None:
-    """What the command line of `headrace serve` or `headrace route` is, as a script or as `python -m headrace`; None
-    for any other, also of a program that has started one."""
+    """What the command line of `headrace serve` or `headrace route` starts, as a script or as `python -m headrace`;
+    None for any other, also of a program that has started one."""
     for verb, kind in _KINDS.items():
         if verb in words:
             before = [PurePath(word.replace("\\", "/")).stem for word in words[: words.index(verb)]]
             alone = len(before) == 1 or (bool(before) and before[0].lower().startswith(("python", "pypy")))
             if alone and before[-1] == "headrace":
-                return kind
+                return "router" if _is_grouped(words) else kind
     return None
+
+
+def _is_grouped(words: list[str]) -> bool:
+    """As far as the command line tells: a file of options may say so, too."""
+    for at, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name in _GROUPED and (value or "".join(words[at + 1 : at + 2])) not in ("", "1"):
+            return True
+    return False
 
 
 def _describe(process: Any, kind: str) -> RunningServer:
@@ -92,7 +103,8 @@ def _describe(process: Any, kind: str) -> RunningServer:
             memory += one.memory_info().rss
     tried = [("", "")]
     for url in _addresses(process):
-        answered, model = _model(url)
+        answered, model, is_router = _model(url)
+        kind = "router" if is_router else kind
         # Where nothing answers, the first address and what is wrong with it.
         tried = [(url, model)] if answered or not tried[0][0] else tried
         if answered:
@@ -119,8 +131,9 @@ def _addresses(process: Any) -> Iterator[str]:
             yield f"unix:{Path(process.cwd()) / file}"
 
 
-def _model(url: str) -> tuple[bool, str]:
-    """(Whether a server answers there, the names of the models that it lists, or why they are not known.)"""
+def _model(url: str) -> tuple[bool, str, bool]:
+    """(Whether a server answers there, the names of the models that it lists, or why they are not known; whether it
+    says that it is a router.)"""
     import httpx
 
     from headrace.cli.server_address import server_address
@@ -134,8 +147,14 @@ def _model(url: str) -> tuple[bool, str]:
     try:
         with httpx.Client(headers=headers, timeout=_PATIENCE, **options) as client:
             reply = client.get(f"{address.url}/v1/models")
-        if reply.status_code == 401:
-            return True, "(its API key is not in HEADRACE_API_KEY)"
-        return True, ", ".join(str(entry["id"]) for entry in reply.json()["data"])
+            if reply.status_code == 401:
+                return True, "(its API key is not in HEADRACE_API_KEY)", False
+            names = ", ".join(str(entry["id"]) for entry in reply.json()["data"])
+            return True, names, _has_replicas(client.get(f"{address.url}/v1/router/replicas"))
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        return False, f"(no answer: {type(error).__name__})"
+        return False, f"(no answer: {type(error).__name__})", False
+
+
+def _has_replicas(reply: Any) -> bool:
+    found = reply.json() if reply.status_code == 200 else None
+    return isinstance(found, dict) and "replicas" in found

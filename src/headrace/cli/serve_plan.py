@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +27,27 @@ def show_serve_plan(config: Config, name: str = "", others: Sequence[str] = ()) 
     faults of the whole server, each a line."""
     faults: list[str] = []
 
+    def note(error: HeadraceError) -> None:
+        if one_line(error) not in faults:
+            faults.append(one_line(error))
+
     def tried(work: Callable[[], Iterator[str]]) -> None:
         """Print the lines of one part, or note why it fails."""
         try:
             for line in work():
                 print(line)
         except HeadraceError as error:
-            faults.append(one_line(error))
+            note(error)
 
     engine: dict[str, Any] = {}
     path: list[Path] = []
     print(f"model {name}".rstrip())
-    tried(lambda: _model(config, engine, path))
+    tried(lambda: _model(config, engine, path, note))
     if path:
         tried(lambda: _formats(config, path[0]))
-    tried(lambda: _server(config.server))
+    print("server")
+    for part in (_address, _keys, _certificate, _tracing, _events, _state):
+        tried(partial(part, config.server))
     if config.cache.disk is not None:
         tried(lambda: _disk(config))
     print("options")
@@ -58,16 +65,15 @@ def one_line(error: HeadraceError) -> str:
     return " ".join(str(error).split())
 
 
-def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterator[str]:
-    """`engine` gets the values that the engine would choose, `found` the model's path."""
-    from headrace.engine.dry_run import plan_engine
-    from headrace.hub.catalogue import find_local, resolve_drafter
+def _model(
+    config: Config, engine: dict[str, Any], found: list[Path], note: Callable[[HeadraceError], None]
+) -> Iterator[str]:
+    """`engine` gets the values that the engine would choose, `found` the model's path, `note` a drafter's fault."""
+    from headrace.hub.catalogue import find_local
 
     path = find_local(config.model.model)
     found.append(path)
-    scheduler = config.scheduler.with_draft_model(lambda name, is_model: resolve_drafter(name, is_model, find_local))
-    model = config.model.model_copy(update={"model": str(path)})
-    plan = plan_engine(config.model_copy(update={"model": model, "scheduler": scheduler}))
+    plan = _plan(config.model_copy(update={"model": config.model.model_copy(update={"model": str(path)})}), note)
     yield f"  {path}: {counted(plan.layers, 'layer')}, {plan.vocab_size} tokens, {plan.weight_dtype} weights"
     yield "platform"
     yield f"  {plan.platform}"
@@ -85,6 +91,23 @@ def _model(config: Config, engine: dict[str, Any], found: list[Path]) -> Iterato
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "draft_quantization": plan.draft_quantization,
     }
+
+
+def _plan(config: Config, note: Callable[[HeadraceError], None]) -> EnginePlan:
+    """The engine's plan; where it fails with a drafter, that of one without, which may have other faults."""
+    from headrace.engine.dry_run import plan_engine
+    from headrace.hub.catalogue import find_local, resolve_drafter
+
+    scheduler = config.scheduler
+    try:
+        found = scheduler.with_draft_model(lambda name, is_model: resolve_drafter(name, is_model, find_local))
+        return plan_engine(config.model_copy(update={"scheduler": found}))
+    except HeadraceError as error:
+        if scheduler.speculate is None:
+            raise
+        note(error)
+    alone = scheduler.model_copy(update={"speculate": None, "draft_quantization": "auto"})
+    return plan_engine(config.model_copy(update={"scheduler": alone}))
 
 
 def _memory(plan: EnginePlan) -> Iterator[str]:
@@ -119,35 +142,53 @@ def _formats(config: Config, path: Path) -> Iterator[str]:
     yield f"  reasoning: {'none' if reasoning is None else reasoning.name}"
 
 
-def _server(config: ServerConfig) -> Iterator[str]:
-    """Each part is tried as serving would use it, and given back."""
-    from headrace.keys.key_file import read_keys
-    from headrace.keys.key_ring import KeyRing
-    from headrace.server.listening import Tls, base_url, bound
+# Parts of the server: each is tried as serving would use it, and given back.
 
-    KeyRing(config.api_key)
+
+def _address(config: ServerConfig) -> Iterator[str]:
+    from headrace.server.listening import base_url, bound
+
     with bound(config) as listener:
-        url = base_url(config, listener)
-    yield "server"
-    yield f"  listens at {url}"
+        yield f"  listens at {base_url(config, listener)}"
+
+
+def _certificate(config: ServerConfig) -> Iterator[str]:
+    from headrace.server.listening import Tls
+
     if config.ssl_certfile is not None:
         Tls(Path(config.ssl_certfile), None if config.ssl_keyfile is None else Path(config.ssl_keyfile))
         yield f"  certificate {config.ssl_certfile}"
+
+
+def _keys(config: ServerConfig) -> Iterator[str]:
+    from headrace.keys.key_file import read_keys
+    from headrace.keys.key_ring import KeyRing
+
+    KeyRing(config.api_key)
     if config.api_keys_file is not None:
         names = [entry.name for entry in read_keys(Path(config.api_keys_file))]
         yield f"  keys of {', '.join(names)}"
     if config.api_key is None and config.api_keys_file is None:
         yield "  no key is needed"
+
+
+def _tracing(config: ServerConfig) -> Iterator[str]:
     if config.tracing:
         from headrace.server.tracing import Tracing
 
         Tracing()
         yield "  traces are sent"
+
+
+def _events(config: ServerConfig) -> Iterator[str]:
     if config.kv_events_endpoint is not None:
         from headrace.server.zmq_events import check_endpoint
 
         check_endpoint(config.kv_events_endpoint)
         yield f"  publishes the prefix cache's changes at {config.kv_events_endpoint}"
+
+
+def _state(config: ServerConfig) -> Iterator[str]:
     if config.state_dir is not None:
         _check_folder(Path(config.state_dir))
         yield f"  keeps what clients ask for in {config.state_dir}"

@@ -76,7 +76,9 @@ class BaseClient:
         self._children: dict[str, tuple[RequestStream, int]] = {}
         self._adds: list[Add] = []
         self._kept: dict[str, str] = {}
-        """The engine's ids of open and parked requests."""
+        """The engine's ids of open requests."""
+        self._parked: dict[str, str] = {}
+        """Those of parked ones, which stay so whoever goes on with them."""
         self._begun: dict[str, RequestStream] = {}
         """What the engine has begun behind requests, by these, until it is asked for."""
         self._stats = Inquiry[EngineStats](GetStats)
@@ -200,12 +202,13 @@ class BaseClient:
             stream.changed.set()
 
     def park(self, request_id: str) -> None:
-        if request_id in self._kept:
-            self._send_now(Park(self._kept[request_id]))
+        if (child := self._kept.pop(request_id, None)) is not None:
+            self._parked[request_id] = child
+            self._send_now(Park(child))
 
     def release(self, request_ids: Sequence[str]) -> None:
-        ids = [child for one in request_ids if (child := self._kept.pop(one, None)) is not None]
-        if ids:
+        held = (self._kept, self._parked)
+        if ids := [of.pop(one) for one in request_ids for of in held if one in of]:
             self._send_now(Abort(ids))
         for begun in [self._begun.pop(one) for one in request_ids if one in self._begun]:
             self._drop(begun)
@@ -363,6 +366,7 @@ class BaseClient:
         """Fail all open requests with `error`, because the engine was lost."""
         self._children.clear()
         self._kept.clear()
+        self._parked.clear()
         self._adds.clear()
         for begun in self._begun.values():
             del self._streams[begun.request.id]

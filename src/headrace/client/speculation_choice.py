@@ -46,6 +46,11 @@ class SpeculationChoice:
             raise _wrong("", f"has no field {excerpt(unknown[0], 60)}; there are {' and '.join(_KEYS)}")
         return cls(**value)
 
+    def of_prediction(self, predicted: tuple[int, ...] | None) -> SpeculationChoice:
+        """The choice of a request whose prediction has these tokens, or that has none: all drafts of an empty one are
+        none, since whether a request is served does not depend on what is expected."""
+        return SpeculationChoice(max_tokens=0) if self.method == PREDICTED and predicted == () else self
+
 
 def check_method(choice: SpeculationChoice, speculate: str | None, predicted: bool) -> None:
     """Raise InvalidRequest for a method that this request cannot have. `speculate`: the engine's option; `predicted`:
@@ -60,11 +65,13 @@ def check_method(choice: SpeculationChoice, speculate: str | None, predicted: bo
     raise _wrong(".method", f"{excerpt(choice.method, 60)} is not what this engine drafts with: {', '.join(there)}")
 
 
-def read_predictions(predictions: object, count: int, encode: Callable[[str], list[int]]) -> list[tuple[int, ...]]:
-    """The tokens of the prediction for each of `count` prompts: one text for all of them, or a list with a text, token
-    ids or None for each. Raises InvalidRequest."""
+def read_predictions(
+    predictions: object, count: int, encode: Callable[[str], list[int]]
+) -> list[tuple[int, ...] | None]:
+    """The tokens of the prediction for each of `count` prompts, None where there is none: one text for all of them, or
+    a list with a text, token ids or None for each. Raises InvalidRequest."""
     if predictions is None or isinstance(predictions, str):
-        return [tuple(encode(predictions)) if predictions else ()] * count
+        return [_read(predictions, "predictions", encode)] * count
     if not isinstance(predictions, Sequence) or isinstance(predictions, (bytes, bytearray)):
         raise _wrong_prediction("predictions", f"takes a text or a list, got {type(predictions).__name__}")
     if len(predictions) != count:
@@ -72,11 +79,11 @@ def read_predictions(predictions: object, count: int, encode: Callable[[str], li
     return [_read(one, f"predictions[{index}]", encode) for index, one in enumerate(predictions)]
 
 
-def _read(prediction: object, name: str, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
+def _read(prediction: object, name: str, encode: Callable[[str], list[int]]) -> tuple[int, ...] | None:
     if prediction is None:
-        return ()
+        return None
     if isinstance(prediction, str):
-        return tuple(encode(prediction))
+        return tuple(encode(prediction)) if prediction else ()
     return token_ids(prediction, name)
 
 

@@ -35,8 +35,8 @@ def local_model(name: str) -> LocalModel:
     """Raises ModelNotFound that says what is here."""
     models = {model.name: model for model in local_models()}
     if name not in models:
-        here = ", ".join(models) or "none"
-        raise ModelNotFound(f"{name!r} is no model of this machine{did_you_mean(name, models)}; there are: {here}")
+        here = f"the models here are {', '.join(models)}" if models else "there is no model here"
+        raise ModelNotFound(f"no model {name!r} is on this machine: {here}{did_you_mean(name, models)}")
     return models[name]
 
 

@@ -44,7 +44,7 @@ from headrace.kernels import (
 )
 from headrace.kernels.by_format import WITH_WEIGHTS, ByFormat
 from headrace.kernels.ops import Ops
-from headrace.kernels.spec import OpReasons, OpSpec, PacksWeights, Tagged, TorchTensors
+from headrace.kernels.spec import OpReasons, OpSpec, PacksWeights, TorchTensors
 from headrace.kernels.weight import Weight
 from headrace.types import QUANT_FORMATS, Capabilities
 
@@ -232,7 +232,8 @@ def binding(device: OpSource) -> Binding:
 
 
 def _tag(own: Callable[..., Any], device: OpSource) -> str:
-    return own.tag if isinstance(own, Tagged) else type(device).__name__
+    # As `isinstance(own, Tagged)`, which would be most of the time of binding all operators.
+    return str(getattr(own, "tag", type(device).__name__))
 
 
 def _by_format(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from headrace.client.api import GenerateRequest, LogprobEntry, ModelInfo, Output
 from headrace.client.validate import check_ids
 from headrace.errors import InvalidRequest
 from headrace.server.context import Context
-from headrace.server.draft_fields import predicted_tokens, speculation_choice
+from headrace.server.draft_fields import speculation_choice, with_prediction
 from headrace.server.exchange import ChunkUsage, Exchange, ExchangeOptions
 from headrace.server.generation import ChoiceCollector, GeneratedChoice, GenerationRun
 from headrace.server.kv_transfer import GivenStream, hand_over, with_transfer
@@ -87,8 +86,7 @@ def _jobs(context: Context, info: ModelInfo, body: CompletionRequest, request_id
         _request(info, body, _encode(encode, info, body, prompt), f"{request_id}-{i}", stops)
         for i, prompt in enumerate(prompts)
     ]
-    predicted = predicted_tokens(body, context.tokenizer, info)
-    return [replace(request, predicted=predicted) for request in requests] if predicted else requests
+    return with_prediction(requests, body, context.tokenizer, info)
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:

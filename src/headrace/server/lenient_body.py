@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from headrace.errors import InvalidRequest
 from headrace.sampling import SAMPLING_FIELDS
+from headrace.server.renaming import rename_fields
 from headrace.server.request_body import decode_body, read_json
 from headrace.server.schemas import Body, ChatRequest
 
@@ -41,7 +42,8 @@ L = TypeVar("L", bound=LenientBody)
 
 
 async def read_lenient(request: Request, kind: type[L]) -> tuple[L, list[str], bytes]:
-    """(The body, the names of the ignored fields, its bytes). Raises HttpError and InvalidRequest."""
+    """(The body, the names of the ignored fields, its bytes). From now on errors name the fields in `headrace` so.
+    Raises HttpError and InvalidRequest."""
     body, sent = await read_json(request, kind)
     given = msgspec.json.decode(sent, type=dict[str, msgspec.Raw])
     known = kind.__struct_fields__
@@ -52,6 +54,11 @@ async def read_lenient(request: Request, kind: type[L]) -> tuple[L, list[str], b
         if near := difflib.get_close_matches(name[:100], known, 1, _NEAR):
             message = f"unknown field `{name[:200]}`: did you mean `{near[0]}`?"
             raise InvalidRequest(message, name[:200], "unknown_parameter")
+    extras: dict[str, Any] | None = getattr(body, "headrace", None)
+    if extras:
+        # A prediction has no other place, should it lack one.
+        named = _EXTRAS.intersection(["prediction", *extras])
+        rename_fields(request.scope, {name: f"headrace.{name}" for name in named})
     return body, unknown, sent
 
 

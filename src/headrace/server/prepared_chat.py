@@ -15,7 +15,7 @@ from headrace.errors import InvalidRequest
 from headrace.formats.parser import Parser
 from headrace.server.answer_reader import AnswerReader, ReadingOptions
 from headrace.server.context import Context
-from headrace.server.draft_fields import predicted_tokens, speculation_choice
+from headrace.server.draft_fields import speculation_choice, with_prediction
 from headrace.server.foreign_fields import FOREIGN_FIELDS
 from headrace.server.metrics import ServerMetrics
 from headrace.server.output_constraint import constraint_of
@@ -156,7 +156,7 @@ def _job(
 ) -> GenerateRequest:
     """The engine's request. Runs in any thread. Raises ContextOverflow if the text clearly does not fit."""
     request = _request(info, body, encode(), stop_tokens(body, context.tokenizer), constraint, cut)
-    return replace(request, predicted=predicted_tokens(body, context.tokenizer, info)) if body.prediction else request
+    return with_prediction([request], body, context.tokenizer, info)[0]
 
 
 def _encode(encode: Callable[[str, bool], list[int]], body: ChatRequest, text: str, info: ModelInfo) -> list[int]:

@@ -16,8 +16,9 @@ _QUOTED = re.compile(r"(?<=`)[\w.\[\]]+(?=`)")
 
 
 def rename_fields(scope: Scope, names: Mapping[str, str]) -> None:
-    """From now on errors of this request name the fields so. `names`: by the internal path, or its beginning."""
-    scope[_KEY] = names
+    """From now on errors of this request name the fields so, and others as before. `names`: by the internal path, or
+    its beginning."""
+    scope[_KEY] = {**scope.get(_KEY, {}), **names}
 
 
 def renamed(error: HttpError, scope: Scope) -> HttpError:

@@ -68,21 +68,27 @@ class Program:
 
     def run(self, given: Sequence[Tensor]) -> list[Tensor]:
         now: list[Any] = [*given, *[None] * (len(self._places) - len(given))]
-        for func, constant, by_number, named, by_name, places in self._steps:
-            args, kwargs = list(constant), dict(named)
+        for func, constant, by_number, named, by_name, place, places in self._steps:
+            args, kwargs = list(constant), named
             for number, source in by_number:
                 args[number] = source(now)
-            for name, source in by_name:
-                kwargs[name] = source(now)
-            for place, x in zip(places, tensors(func(*args, **kwargs)), strict=True):
-                now[place] = x
+            if by_name:
+                kwargs = {**named, **{name: source(now) for name, source in by_name}}
+            found = func(*args, **kwargs)
+            if place is not None:
+                now[place] = found
+                continue
+            for at, x in zip(places, tensors(found), strict=True):
+                now[at] = x
         return [now[place] for place in self._outputs]
 
     def _step(self, func: Any, args: Any, kwargs: Any, found: Any) -> tuple[Any, ...]:
         by_number = [(at, self._source(x)) for at, x in enumerate(args) if any(True for _ in tensors(x))]
         by_name = [(name, self._source(x)) for name, x in kwargs.items() if any(True for _ in tensors(x))]
         places = [self._places.setdefault(id(x), len(self._places)) for x in tensors(found)]
-        return func, args, by_number, kwargs, by_name, places
+        # One tensor, as most operators give, or several.
+        place = places[0] if isinstance(found, Tensor) else None
+        return getattr(func, "_op", func), args, by_number, kwargs, by_name, place, places
 
     def _source(self, x: Any) -> Callable[[list[Any]], Any]:
         """Gives what stands in for `x`. A result may be a constant (of `lift_fresh`): it has no place before."""

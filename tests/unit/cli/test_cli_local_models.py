@@ -51,8 +51,10 @@ def test_list(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_to_list(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rm", "smollm2"]) == 0
-    assert capsys.readouterr().out == "smollm2: 98 MB removed\n"
+    assert main(["rm", "smollm2", "smollm2"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "removed smollm2 (98 MB)\n"
+    assert "`headrace cache --clear` removes them" in said.err
     assert catalogue.find_cached("smollm2") is None
     assert main(["list"]) == 0
     said = capsys.readouterr()
@@ -63,7 +65,10 @@ def test_nothing_to_list(cache: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_rm_names_what_is_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rm", "smolm2"]) == 2
     said = capsys.readouterr().err
-    assert "did you mean smollm2?; there are: smollm2" in said
+    assert "no model 'smolm2' is on this machine: the models here are smollm2; did you mean smollm2?" in said
+    assert main(["rm", "smollm2"]) == 0
+    assert main(["rm", "smollm2"]) == 2
+    assert "there is no model here\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("\n", False)])
@@ -94,7 +99,10 @@ import json, socketserver, ssl, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        body = json.dumps({"data": [{"id": "one"}, {"id": "two"}]}).encode()
+        found = {"data": [{"id": "one"}, {"id": "two"}]}
+        if self.path == "/v1/router/replicas" and way == "grouped":
+            found = {"replicas": []}
+        body = json.dumps(found).encode()
         self.send_response(401 if self.headers["Authorization"] != "Bearer secret" else 200)
         self.end_headers()
         self.wfile.write(body)
@@ -125,6 +133,8 @@ DATA = Path(__file__).parents[2] / "data" / "tls"
         ("serve", "tls", (DATA / "cert.pem", DATA / "key.pem"), "https://127.0.0.1:{said}"),
         ("serve", "unix", ("s",), "unix:{folder}/s"),
         ("route", "plain", (), "http://127.0.0.1:{said}"),
+        ("serve", "plain", ("--replicas", "2"), "http://127.0.0.1:{said}"),
+        ("serve", "grouped", (), "http://127.0.0.1:{said}"),
     ],
 )
 def test_ps(
@@ -146,16 +156,18 @@ def test_ps(
             said = process.stdout.readline().strip()
             found = {server.pid: server for server in ps_command.find_servers()}[process.pid]
             assert found.url == url.format(said=said, folder=tmp_path)
-            assert found.kind == {"serve": "server", "route": "router"}[verb]
+            assert found.kind == ("router" if verb == "route" or "--replicas" in files else "server")
             assert found.memory > 0
             assert "HEADRACE_API_KEY" in found.model
             monkeypatch.setenv("HEADRACE_API_KEY", "secret")
             assert main(["ps", "--json"]) == 0
             row = next(row for row in json.loads(capsys.readouterr().out) if row["pid"] == process.pid)
             assert row["model"] == "one, two"
+            is_router = found.kind == "router" or way == "grouped"
+            assert row["kind"] == ("router" if is_router else "server")
             assert main(["ps"]) == 0
             (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{process.pid:>8} ")]
-            assert line.endswith("(router) one, two" if verb == "route" else "  one, two")
+            assert line.endswith("(router) one, two" if is_router else "  one, two")
         finally:
             process.kill()
 
@@ -184,6 +196,10 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         (["/venv/bin/headrace", "serve"], "server"),
         ([r"C:\venv\Scripts\headrace.exe", "serve"], "server"),
         (["/venv/bin/python", "/venv/bin/headrace", "route", "http://a"], "router"),
+        (["/venv/bin/headrace", "serve", "m", "--replicas", "2"], "router"),
+        (["/venv/bin/headrace", "serve", "m", "--max-replicas=3"], "router"),
+        (["/venv/bin/headrace", "serve", "m", "--ray-address", "auto"], "router"),
+        (["/venv/bin/headrace", "serve", "m", "--replicas", "1"], "server"),
         (["timeout", "60", "/venv/bin/headrace", "serve"], None),
         (["uv", "run", "headrace", "serve"], None),
         (["/venv/bin/headrace", "bench", "serve"], None),
@@ -199,6 +215,7 @@ def test_which_processes_are_servers(words: list[str], kind: str | None) -> None
 def test_a_server_that_does_not_answer() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        answered, why = ps_command._model(f"http://127.0.0.1:{closed.getsockname()[1]}")
+        answered, why, is_router = ps_command._model(f"http://127.0.0.1:{closed.getsockname()[1]}")
         assert not answered
+        assert not is_router
         assert why.startswith("(no answer")

@@ -86,17 +86,26 @@ def test_drafts_of_a_prediction_need_one(speculate: str | None) -> None:
     assert caught.value.param == "speculation.method"
 
 
+def test_an_empty_prediction_gives_no_drafts() -> None:
+    alone = SpeculationChoice("predicted", 3)
+    assert alone.of_prediction(()) == SpeculationChoice(max_tokens=0)
+    assert alone.of_prediction((5,)) == alone
+    assert alone.of_prediction(None) == alone
+    assert SpeculationChoice("ngram", 3).of_prediction(()) == SpeculationChoice("ngram", 3)
+
+
 @pytest.mark.parametrize(
     ("predictions", "expected"),
     [
-        (None, [(), ()]),
+        (None, [None, None]),
         ("ab", [(97, 98), (97, 98)]),
         ("", [(), ()]),
-        (["a", None], [(97,), ()]),
+        (["a", None], [(97,), None]),
+        ([[], "a"], [(), (97,)]),
         ([[1, 2], np.array([3])], [(1, 2), (3,)]),
     ],
 )
-def test_predictions(predictions: object, expected: list[tuple[int, ...]]) -> None:
+def test_predictions(predictions: object, expected: list[tuple[int, ...] | None]) -> None:
     assert read_predictions(predictions, 2, encode) == expected
 
 

@@ -115,6 +115,23 @@ def test_releasing_a_request_ends_what_was_begun_behind_it() -> None:
     on_an_engine(work)
 
 
+def test_a_parked_request_that_others_go_on_with_is_released() -> None:
+    """Its pin on cached blocks goes with the release, not with the end of a lease."""
+
+    async def work(engine: Engine) -> None:
+        first = gen("first")
+        tokens = await engine.ask(first)
+        engine.client.park(first.id)
+        for name in ("one", "other"):
+            follow = gen(name, (*first.prompt, *tokens, *b" and on"), extends=first.id)
+            await engine.ask(follow)
+            engine.client.release([name])
+        engine.client.release([first.id])
+        await engine.idle()
+
+    on_an_engine(work)
+
+
 @pytest.mark.parametrize("turns", range(0, 60, 3))
 def test_leaving_at_any_moment_leaves_nothing(turns: int) -> None:
     async def work(engine: Engine) -> None:

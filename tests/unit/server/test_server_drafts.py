@@ -41,6 +41,15 @@ def test_a_prediction_may_be_empty_or_null() -> None:
             assert served.engine.requests[-1].predicted == ()
 
 
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+def test_drafts_from_an_empty_prediction_alone_are_none(content: Any) -> None:
+    """As of an empty file: whether a request is served does not depend on the text that is expected."""
+    served = serve_fake()
+    for response in both(served, prediction={**TEXT, "content": content}, speculation={"method": "predicted"}):
+        assert response.status_code == 200
+        assert served.engine.requests[-1].speculation == SpeculationChoice(max_tokens=0)
+
+
 def test_a_prediction_beyond_the_context_is_400_with_both_numbers() -> None:
     for length, said in ((101, "`prediction` has 101"), (10**5, "100000 characters of `prediction`")):
         for response in both(serve_fake(), prediction={**TEXT, "content": "a" * length}):

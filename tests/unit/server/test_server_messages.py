@@ -341,6 +341,9 @@ def fault(response: httpx.Response, status: int, kind: str) -> str:
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "`tool_choice.name`"),
         ({"headrace": {"n": 2}}, "`headrace.n`"),
+        ({"headrace": {"speculation": {"max_tokens": -1}}}, "`headrace.speculation.max_tokens`"),
+        ({"headrace": {"prediction": {"type": "content"}}}, "`headrace.prediction.content`"),
+        ({"headrace": {"temperature": 9}}, "`headrace.temperature`"),
         ({"stop_sequences": ["x"] * 100}, "`stop_sequences`"),
         ({"stop_sequences": ["x"], "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "`stop_sequ"),
     ],
@@ -357,6 +360,12 @@ def test_a_fault_that_the_engine_finds_has_the_outer_name() -> None:
     served = serve_fake(refuse=InvalidRequest(f"`{path}`: no schema; `stop[0]` neither", path))
     message = fault(ask(served), 400, "invalid_request_error")
     assert message == "`output_config.format.schema`: no schema; `stop_sequences[0]` neither"
+
+
+def test_a_method_without_a_prediction_is_told_where_that_would_stand() -> None:
+    served = serve_fake()
+    message = fault(ask(served, headrace={"speculation": {"method": "predicted"}}), 400, "invalid_request_error")
+    assert message.startswith("`headrace.speculation.method` 'predicted' needs a `headrace.prediction`")
 
 
 def test_errors_have_anthropics_form() -> None:

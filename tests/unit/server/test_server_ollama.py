@@ -235,6 +235,8 @@ def fault(response: httpx.Response, status: int) -> str:
         ({"tool": []}, "did you mean `tools`"),
         ({"tools": [{"type": "function", "function": {}}]}, "`tools[0].function.name`"),
         ({"headrace": {"stop": "x"}}, "`headrace.stop`"),
+        ({"headrace": {"seed": "x"}}, "`headrace.seed`"),
+        ({"headrace": {"speculation": 1}}, "`headrace.speculation`"),
     ],
 )
 def test_faults_name_the_field_as_it_was_written(body: dict[str, Any], named: str) -> None:

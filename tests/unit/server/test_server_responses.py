@@ -364,6 +364,7 @@ def test_what_an_agent_sends() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"headrace": {"max_tokens": 1}}, "headrace.max_tokens"),
+        ({"headrace": {"speculation": {"method": 5}}}, "headrace.speculation.method"),
     ],
 )
 def test_faults_name_the_field_as_it_was_written(body: dict[str, Any], param: str) -> None:
