@@ -66,6 +66,15 @@ class ArgumentParser(argparse.ArgumentParser):
         verb = self.prog.rpartition(" ")[2]
         return f"; {option}{' is' if is_ours else ':'} {found.replace('{verb}', verb)}{' here' * is_ours}"
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            what = {int: "a whole number", float: "a number"}.get(action.type)  # type: ignore[call-overload]
+            if what is None:
+                raise
+            raise argparse.ArgumentError(action, f"{arg_string!r} is not {what}") from None
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from headrace.config import Config
 from headrace.config_text import Place, WrittenConfig, read_written
 from headrace.errors import excerpt, truncate
-from headrace.options import ENGINE, SERVER, Option
+from headrace.options import ENGINE, SERVER, Option, value_fault
 
 __all__ = ["ConfigFile", "ModelEntry", "read_config_file"]
 
@@ -143,8 +143,7 @@ def _check(written: WrittenConfig, section: str, fields: Mapping[str, tuple[Any,
             # A rule about several options is checked again, with the flags.
             if field in fields:
                 value, at = fields[field]
-                why = one["msg"].removeprefix("Value error, ")
-                raise written.error(at, f"`{at[-1]}` {excerpt(value)}: {why[0].lower()}{why[1:]}") from None
+                raise written.error(at, f"`{at[-1]}` {excerpt(value)}: {value_fault(one)}") from None
 
 
 def _entries(written: WrittenConfig, entries: Any) -> Iterator[ModelEntry]:

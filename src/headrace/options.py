@@ -20,10 +20,22 @@ from headrace.config_fields import DURATION, SIZE, Bytes, Seconds
 from headrace.errors import ConfigError
 from headrace.suggestions import did_you_mean
 
-__all__ = ["ENGINE", "SERVER", "Option", "make_config"]
+__all__ = ["ENGINE", "SERVER", "Option", "make_config", "value_fault"]
 
 _QUALIFIED = frozenset({"index", "options"})
 """Fields whose name is not clear without the name of their section."""
+_WANTED = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "literal_error": "{expected}",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+}
+"""By the beginning of pydantic's name of a fault; the first that fits counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,7 @@ def make_config(model: str, given: Mapping[str, Any], flags: bool = False) -> Co
         option = next((o for o in known.values() if (o.section, o.field) == (section, field)), None)
         shown, value = option.name if option else field, first["input"]
         where = f"--{shown.replace('_', '-')} {value}" if flags else f"option {shown}={value!r}"
-        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ConfigError(f"{where}: {value_fault(first)}") from None
     _check_role(known, given, flags)
     return config
 
@@ -152,3 +164,13 @@ def _check_role(known: Mapping[str, Option], given: Mapping[str, Any], flags: bo
         raise ConfigError(
             f"{', '.join(shown)}: no blocks pass between engines without a role: add {role}, or leave it out"
         )
+
+
+def value_fault(found: Mapping[str, Any]) -> str:
+    """Why a field does not take a value, as a clause, from one entry of `ValidationError.errors()`."""
+    kind, given = str(found["type"]), found.get("ctx", {})
+    bounds = {name: int(at) if isinstance(at, float) and at.is_integer() else at for name, at in given.items()}
+    for end, what in _WANTED.items():
+        if kind == end or kind.startswith(f"{end}_"):
+            return f"it must be {what.format_map(bounds)}"
+    return str(found["msg"]).removeprefix("Value error, ")

@@ -39,4 +39,7 @@ def _model_and_prompt(words: list[str]) -> tuple[str | None, str]:
         return model, prompt
     if sys.stdin.isatty():
         raise ConfigError("give a PROMPT, or pipe one in")
-    return model, sys.stdin.read()
+    text = sys.stdin.read()
+    if not text:
+        raise ConfigError("there is no prompt: standard input is empty; give a PROMPT, or pipe one in")
+    return model, text

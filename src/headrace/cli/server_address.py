@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import httpx
@@ -26,7 +27,7 @@ class ServerAddress(NamedTuple):
 
 def transport_fault(error: Exception) -> str:
     """Why a server gave no answer, in one line, with the remedy where TLS is the reason."""
-    why = " ".join(str(error).split()) or type(error).__name__
+    why = re.sub(r"^\[Errno -?\d+\] ", "", " ".join(str(error).split())) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in why:
         why += "; to trust a certificate of your own, set SSL_CERT_FILE to its file"
     elif isinstance(error, httpx.RemoteProtocolError) and "disconnected" in why:

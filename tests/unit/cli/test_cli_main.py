@@ -128,9 +128,10 @@ def test_a_closed_pipe_is_no_error() -> None:
     [
         ([], "the following arguments are required: VERB"),
         (["sing"], "invalid choice: 'sing'"),
-        (["models", "--n", "x"], "invalid int value: 'x'"),
+        (["models", "--n", "x"], "argument --n: 'x' is not a whole number"),
         (["models", "--what"], "unrecognized arguments: --what"),
-        (["serve", "--port", "x"], "argument --port: invalid int value"),
+        (["serve", "--port", "x"], "argument --port: 'x' is not a whole number"),
+        (["generate", "--top-p", "x"], "argument --top-p: 'x' is not a number"),
         (["serve", "--kv-memory", "much"], "'much' is no size"),
     ],
 )

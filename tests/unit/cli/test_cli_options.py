@@ -209,7 +209,7 @@ def test_the_engines_options_are_those_of_llm() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--port 99999", r"--port 99999: .*less than or equal to 65535"),
+        ("--port 99999", r"--port 99999: it must be at most 65535"),
         ("--dtype float8", r"--dtype float8: .*'float32'"),
         ("--max-num-seqs 0", r"--max-num-seqs 0: "),
         ("--device-index -1", r"--device-index -1: "),
@@ -273,6 +273,31 @@ def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message:
         sampling(parser.parse_args(["--json-schema", str(file)]))
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("max_num_seqs", 0, "at least 1"),
+        ("kv_share", 3, "at most 1"),
+        ("target_queue", 0, "above 0"),
+        ("port", "x", "a whole number"),
+        ("port", 1.5, "a whole number"),
+        ("dtype", "x", "'auto', 'float32', 'bfloat16' or 'float16'"),
+        ("prefix_caching", "x", "true or false"),
+        ("host", 3, "a text"),
+    ],
+)
+def test_values_that_a_field_does_not_take(option: str, value: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=f": it must be {why}$"):
+        make_config("m", {option: value})
+
+
+def test_a_prompt_that_is_empty(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/null") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["generate"]) == 2
+    assert "there is no prompt: standard input is empty; give a PROMPT, or pipe one in" in capsys.readouterr().err
+
+
 class TestServe:
     def test_hands_the_server_its_configuration(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[tuple[object, ...]] = []
@@ -300,7 +325,7 @@ class TestServe:
     ) -> None:
         monkeypatch.setattr(serve_command, "fetch_model", lambda name, accepted: pytest.fail("fetched"))
         assert main(["serve", "--port", "70000"]) == 2
-        assert capsys.readouterr().err.startswith("error: --port 70000: ")
+        assert capsys.readouterr().err == "error: --port 70000: it must be at most 65535\n"
 
     def test_a_missing_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["serve", "./no/such/model"]) == 2

@@ -202,3 +202,8 @@ def test_generate_and_chat_through_a_server(server: Server, capsys: pytest.Captu
     assert main(["generate", "other", "is it?", "--url", server.url, "--api-key", "k"]) == 0
     assert server.requests[-1][1:] == ("Bearer k", server.requests[-1][2])
     assert server.requests[-1][2]["model"] == "other"
+
+
+def test_a_fault_is_told_without_the_systems_number() -> None:
+    assert transport_fault(httpx.ConnectError("[Errno 111] Connection refused")) == "Connection refused"
+    assert transport_fault(httpx.ConnectError("[Errno -2] Name or service not known")) == "Name or service not known"

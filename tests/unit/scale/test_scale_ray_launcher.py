@@ -69,7 +69,7 @@ def test_actors_have_bundles_that_are_spread(ray: ray_fake.FakeRay) -> None:
             assert [(len(one.bundles), one.strategy) for one in ray.groups] == [(2, "SPREAD"), (1, "SPREAD")]
             assert ray.groups[0].bundles == [{"CPU": 1.0}] * 2
             places = [actor.options["scheduling_strategy"] for actor in ray.actors]
-            assert [(ray.groups.index(held), at) for held, at in places] == [(0, 0), (0, 1), (1, 0)]
+            assert sorted((ray.groups.index(held), at) for held, at in places) == [(0, 0), (0, 1), (1, 0)]
             assert {(actor.options["num_cpus"], actor.options["max_restarts"]) for actor in ray.actors} == {(1.0, 0)}
             assert all("of actor" in row["where"] for row in group.members())
             group.scale(2)
@@ -117,7 +117,8 @@ def test_an_actor_that_dies_is_replaced_in_its_bundle(ray: ray_fake.FakeRay) -> 
             await until(lambda: ready(fleet) == 2)
             ray.actors[0].die()
             await until(lambda: len(ray.actors) == 3 and ready(fleet) == 2)
-            assert [actor.options["scheduling_strategy"][1] for actor in ray.actors] == [0, 1, 0]
+            first, second, again = (actor.options["scheduling_strategy"][1] for actor in ray.actors)
+            assert (sorted((first, second)), again) == ([0, 1], first)
             assert len(ray.groups) == 1
             assert sorted(row["restarts"] for row in group.members()) == [0, 1]
 
