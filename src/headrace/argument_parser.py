@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,16 +33,14 @@ class _HelpWithDefaults(argparse.HelpFormatter):
 
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser with errors of one line, in which long arguments are shortened, and which say what an unknown
-    word may have meant. Its help has the default of every option."""
+    word may have meant. Its help has the default of every option. Options are written out: the beginning of one that
+    deletes files is no order to do so."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"formatter_class": _HelpWithDefaults, **kwargs})
+        super().__init__(*args, **{"formatter_class": _HelpWithDefaults, "allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        # What other engines call an option may be the beginning of several of ours.
-        ambiguous = re.match(r"ambiguous option: (\S+) could match", message)
-        hint = self._hint(ambiguous[1].partition("=")[0]) if ambiguous else ""
-        self.exit(USER_FAULT, f"error: {shortened(message)}{hint} (see {self.prog} --help)\n")
+        self.exit(USER_FAULT, f"error: {shortened(message)} (see {self.prog} --help)\n")
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -56,7 +56,7 @@ def test_verbs(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_options(arguments: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(capsys, *arguments.split())
-    assert said.startswith(("error: unrecognized arguments: ", "error: ambiguous option: "))
+    assert said.startswith("error: unrecognized arguments: ")
     assert hint in said
     assert said.count("\n") == 1
 
