@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from headrace.argument_parser import ArgumentParser
 from headrace.conformance.explore import EXAMPLES
 from headrace.conformance.kit_options import configure
 from headrace.conformance.kit_report import KitReport
@@ -75,7 +74,7 @@ def run(
 def main(argv: Sequence[str]) -> int:
     """Run the kit. Returns 0 if every declared capability holds, 1 if one fails. Raises PlatformError for a platform
     that cannot be used here."""
-    parser = ArgumentParser(prog="headrace conformance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="headrace conformance", description=__doc__, allow_abbrev=False)
     configure(parser)
     return report_on(parser.parse_args(argv))
 

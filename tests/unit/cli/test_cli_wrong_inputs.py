@@ -55,7 +55,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "an option that is none": (["generate", f"--{LONG}"], "unrecognized arguments"),
     "the beginning of an option": (["cache", "--clea"], "unrecognized arguments: --clea; did you mean --clear?"),
     "the beginning of an option of bench": (["bench", "serve", "--concurrenc", "3"], "did you mean --concurrency?"),
-    "the beginning of an option of the kit": (["conformance", "sim", "--exam", "3"], "did you mean --examples?"),
+    "the beginning of an option of the kit": (["conformance", "sim", "--exam", "3"], "unrecognized arguments: --exam"),
     "a verb of bench that is none": (["bench", LONG], "invalid choice"),
     "a tape of nothing": (["doctor", "--tape", LONG], "is no such path"),
     "a model that is not pulled": (["pull", LONG], "is neither in the catalogue"),
