@@ -22,6 +22,19 @@ model (`headrace serve`, `generate`, `chat`, `bench offline`…) and a keyword a
 value is an error that names the option. Sizes are numbers of bytes, or texts such as `2GiB` and `500M`.
 """
 
+# Variables that libraries and drivers define, with what they mean for Headrace.
+_SHARED = {
+    "HF_ENDPOINT": "Address of the model hub. Default: Hugging Face's.",
+    "HF_TOKEN": "Token of an account there, for gated and private repositories.",
+    "HF_HUB_OFFLINE": "1 takes what is in the hub's cache alone, and opens no connection to the hub.",
+    "HF_HOME": "Folder of the hub's cache, which is shared with other programs. Default: ~/.cache/huggingface.",
+    "SSL_CERT_FILE": "Certificates that `chat`, `run` and `top` trust instead of those they come with.",
+    "CUDA_VISIBLE_DEVICES": "Devices of `cuda`; those of `rocm` if HIP_VISIBLE_DEVICES is not set.",
+    "HIP_VISIBLE_DEVICES": "Devices of `rocm`, of those that ROCR_VISIBLE_DEVICES leaves.",
+    "ZE_AFFINITY_MASK": "Devices of `xpu`.",
+    "PJRT_DEVICE": "CPU runs `tpu` on XLA's CPU backend, for tests.",
+}
+
 
 def page() -> str:
     """The complete page."""
@@ -73,6 +86,11 @@ def _environment() -> Iterator[str]:
             variable, _, meaning = str(node.value.value).partition(": ")
             text = " ".join(meaning.split())
             yield f"| `{variable}` | {text[0].upper()}{text[1:]} |"
+    yield "\nOther programs share these; traces read those of OpenTelemetry, too ([operations.md](operations.md)).\n"
+    yield "| variable | meaning |"
+    yield "|---|---|"
+    for variable, meaning in _SHARED.items():
+        yield f"| `{variable}` | {meaning} |"
     yield ""
 
 

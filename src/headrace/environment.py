@@ -1,4 +1,4 @@
-"""The environment variables that Headrace reads, in one typed table."""
+"""The environment variables of Headrace, in one typed table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["Environment", "read_environment"]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """All environment variables that Headrace reads."""
+    """All environment variables of Headrace's own."""
 
     cache_dir: Path
-    """HEADRACE_CACHE: pulled models and packed weights. Default: $XDG_CACHE_HOME/headrace or ~/.cache/headrace."""
+    """HEADRACE_CACHE: pulled models, packed weights, profiles and the chat's history. Default: $XDG_CACHE_HOME/headrace
+    or ~/.cache/headrace."""
     api_key: str | None
     """HEADRACE_API_KEY: as --api-key, without showing in the process list."""
     log_level: str
