@@ -34,6 +34,8 @@ _WANTED = {
     "float": "a number",
     "bool": "true or false",
     "string": "a text",
+    "finite_number": "a finite number",
+    "dict": "a mapping of names to values",
 }
 """By the beginning of pydantic's name of a fault; the first that fits counts."""
 

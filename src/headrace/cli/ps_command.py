@@ -150,11 +150,18 @@ def _model(url: str) -> tuple[bool, str, bool]:
             if reply.status_code == 401:
                 return True, "(its API key is not in HEADRACE_API_KEY)", False
             names = ", ".join(str(entry["id"]) for entry in reply.json()["data"])
-            return True, names, _has_replicas(client.get(f"{address.url}/v1/router/replicas"))
+            return True, names, _has_replicas(client, address.url)
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         return False, f"(no answer: {type(error).__name__})", False
 
 
-def _has_replicas(reply: Any) -> bool:
-    found = reply.json() if reply.status_code == 200 else None
+def _has_replicas(client: Any, url: str) -> bool:
+    """Whether it lists replicas, as routers do. One that gives no answer to that is shown as its command line tells."""
+    import httpx
+
+    try:
+        reply = client.get(f"{url}/v1/router/replicas")
+        found = reply.json() if reply.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
+        return False
     return isinstance(found, dict) and "replicas" in found

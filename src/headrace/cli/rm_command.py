@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
         model.remove()
         print(f"removed {model.name} ({model.size / 1e6:.0f} MB)")
     print(
-        "The weights that were packed for this machine's devices are still on the disk: `headrace cache` shows them, "
-        "`headrace cache --clear` removes them.",
+        "Weights that were packed for this machine's devices, if any, are still on the disk: `headrace cache` shows "
+        "them, `headrace cache --clear` removes them.",
         file=sys.stderr,
     )
     return 0

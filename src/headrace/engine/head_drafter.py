@@ -4,9 +4,9 @@ Nothing is computed ahead: a model needs the tokens alone, and for a head the fe
 target's blocks. So a round first computes the entries that the drafter's own cache lacks, and then drafts, whatever
 cached prefixes, chunks and preemptions there were. Each running sequence has its own blocks in that cache, and gives
 them back if it is preempted; full ones of a model also serve others that begin with the same tokens, and the same
-sequence when it goes on (`draft_blocks`). What earlier rounds have computed of known tokens
-stays right, because no known token changes. The entries of a model's drafts stay, too, as far as these are right; those
-of a head were made of its own output, and are computed again.
+sequence when it goes on (`draft_blocks`). What earlier rounds have computed of known tokens stays right, because no
+known token changes. The entries of a model's drafts stay, too, as far as these are right; those of a head were made of
+its own output, and are computed again.
 
 If the device places a sequence, its rounds are launched while steps before them are in flight, and nothing waits for
 them: the device moves the passes to where the last right token is, and the next step finds the drafts in its history of

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from stream_mark import Mark
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from headrace.kernels.registry import DRAFTING, HEAD_DRAFTING, OPS
@@ -29,23 +30,6 @@ from headrace.types import Capabilities
 
 GIB = 1 << 30
 _READS_ON_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
-
-
-class Mark:
-    """A place in a stream: it is passed after all that is before it."""
-
-    def __init__(self, *before: Mark | None, at: float = 0.0) -> None:
-        self.passed = False
-        self._before = [mark for mark in before if mark is not None]
-        self.at = at
-        """The device's time in milliseconds."""
-
-    def wait(self) -> None:
-        waiting = [self]
-        while waiting:
-            one = waiting.pop()
-            waiting += one._before
-            one.passed, one._before = True, []
 
 
 class Event:

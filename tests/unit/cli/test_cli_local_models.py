@@ -102,6 +102,8 @@ class Handler(BaseHTTPRequestHandler):
         found = {"data": [{"id": "one"}, {"id": "two"}]}
         if self.path == "/v1/router/replicas" and way == "grouped":
             found = {"replicas": []}
+        if self.path == "/v1/router/replicas" and way == "closing":
+            return
         body = json.dumps(found).encode()
         self.send_response(401 if self.headers["Authorization"] != "Bearer secret" else 200)
         self.end_headers()
@@ -135,6 +137,7 @@ DATA = Path(__file__).parents[2] / "data" / "tls"
         ("route", "plain", (), "http://127.0.0.1:{said}"),
         ("serve", "plain", ("--replicas", "2"), "http://127.0.0.1:{said}"),
         ("serve", "grouped", (), "http://127.0.0.1:{said}"),
+        ("serve", "closing", (), "http://127.0.0.1:{said}"),
     ],
 )
 def test_ps(

@@ -284,6 +284,8 @@ def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message:
         ("dtype", "x", "'auto', 'float32', 'bfloat16' or 'float16'"),
         ("prefix_caching", "x", "true or false"),
         ("host", 3, "a text"),
+        ("threads", float("inf"), "a finite number"),
+        ("device_options", [], "a mapping of names to values"),
     ],
 )
 def test_values_that_a_field_does_not_take(option: str, value: Any, why: str) -> None:

@@ -61,7 +61,7 @@ def test_what_is_preempted_waits_without_drafts(depth: int, share: float) -> Non
     assert driver.scheduler.stats().preemptions > len(names) > 5
     assert "r2" not in names, "it has no drafts"
     assert all(keep for _, keep in source.told)
-    assert not source.paused - {one.id for one in driver.requests.values()}
+    assert not source.paused, "each has gone on"
 
 
 def test_nothing_is_kept_of_what_runs_behind_a_step_that_failed() -> None:

@@ -19,7 +19,7 @@ from server_fakes import MODEL, Served, fault, sdk_http, serve_fake
 from headrace.config import Config
 from headrace.keys import key_ring
 from headrace.keys.key_ring import Caller
-from headrace.server import access, app, caller
+from headrace.server import access, caller
 from headrace.server.access import OPEN_PATHS
 from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 
@@ -378,30 +378,3 @@ def test_a_client_cannot_name_its_caller(tmp_path):
     answer = asyncio.run(served.http.get("/version", headers={"headrace.caller": "a", "x-headrace-caller": "a"}))
     assert answer.status_code == 401
     assert Caller().admin
-
-
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/engine/events"), ("POST", "/v1/engine/role")])
-def test_what_tells_about_all_clients_needs_an_admin(tmp_path, method, path):
-    served = served_with(tmp_path, {"name": "a"}, {"name": "b", "admin": True})
-    row = next(row for row in app._ROUTES if (row.method, row.path) == (method, path))
-    assert row.needs_admin
-    error = fault(asyncio.run(served.http.request(method, path, headers=headers("a"))), 403)
-    assert "admin" in error["message"]
-    if method == "POST":
-        assert asyncio.run(served.http.post(path, json={}, headers=headers("b"))).status_code != 403
-
-
-def test_control_routes_need_an_admin(tmp_path, monkeypatch):
-    from headrace.server import routes
-    from headrace.server.route_spec import RouteSpec
-
-    row = RouteSpec("POST", "/v1/engine/turn", routes.health, "Turn it", control=True)
-    monkeypatch.setattr(app, "_ROUTES", (*app._ROUTES, row))
-    served = served_with(tmp_path, {"name": "a"}, {"name": "b", "admin": True}, enable_control_routes=True)
-
-    async def main() -> None:
-        assert (await served.http.post(row.path, headers=headers("b"))).status_code == 200
-        error = fault(await served.http.post(row.path, headers=headers("a")), 403)
-        assert "admin" in error["message"]
-
-    asyncio.run(main())
