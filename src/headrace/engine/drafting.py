@@ -199,7 +199,7 @@ class Drafting:
             if disturbed:
                 self._speculator.policy.delayed(StepShape(plan.num_tokens, plan.num_tokens, context), seconds)
             else:
-                self._speculator.policy.cost.observe(plan.num_tokens, context, seconds)
+                self._speculator.policy.cost.observe(plan.num_tokens, context, seconds, reference=True)
 
     def _timed(self, found: _Drafted) -> tuple[Drafts, float]:
         """The drafts of a step with the time that the device took to make them, and its seconds in which it worked on

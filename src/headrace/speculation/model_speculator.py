@@ -184,7 +184,7 @@ class ModelSpeculator:
             survival = [guess.survival[:limit] for guess, limit in zip(guesses, limits, strict=True)]
             for at, each in estimates.items():
                 survival[at] = self._calibration.corrected(each[: limits[at]])
-            again = self.policy.choose(shape, survival, contexts)
+            again = self.policy.choose(shape, survival, contexts, again=True)
             choice = replace(again, seconds=again.seconds + seconds)
             tokens = [each[:count] for each, count in zip(tokens, choice.drafts, strict=True)]
             self._forgo([names[at] for at in estimates if not tokens[at]])

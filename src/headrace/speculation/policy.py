@@ -12,6 +12,10 @@ early gains finance no later losses. A step verifies no more drafts than the bal
 any longer time speculation costs at most the allowance. From the same account it tries numbers of tokens whose step
 time is not known: the time is then taken to be as short as the known ones allow.
 
+What drafts save is judged by the time of plain steps, which must not be old: the speed of a machine changes by a tenth
+and more within seconds, where others share it. So a step goes without drafts now and then, the more rarely the more
+these gain, and its time scales all others (see `step_cost`).
+
 Drafts of a model take time of their own, which is part of all of this: of a step's predicted time, of what it is
 compared with, and of what the account pays. It grows with the number of drafts of the longest row and, less, with the
 number of rows, so a draft that does not pay alone may pay in company.
@@ -40,6 +44,9 @@ _START, _STAY = 1.05, 1.02
 """The predicted gain that begins speculation, and the one that keeps it up."""
 _WORST = 2.0
 """A step counts as at most this multiple of its predicted time: a longer one was interrupted."""
+_OFTEN, _MEASURING = 6, 0.01
+"""The steps with drafts after which one goes without, so that the plain step is measured: so many, or so many more that
+this costs no more than that share of the time."""
 _FREE = 1.02
 """The least time of a step with drafts that is believed, relative to that without."""
 
@@ -91,11 +98,13 @@ class SpeculationPolicy:
         self._owed = 0.0
         """Seconds of the allowance that the next payment adds."""
         self._speculating = False
+        self._unmeasured = 0
+        """Steps with drafts since the latest one without."""
 
     def beside(self) -> SpeculationPolicy:
         """A new policy with an account of its own, which shares what this one learns of times."""
         other = copy.copy(self)
-        other._balance, other._speculating, other._owed = None, False, 0.0
+        other._balance, other._speculating, other._owed, other._unmeasured = None, False, 0.0, 0
         return other
 
     def choose(
@@ -104,10 +113,12 @@ class SpeculationPolicy:
         survivals: Sequence[Sequence[float]],
         contexts: Sequence[int] = (),
         drafting: DraftingTime | None = None,
+        again: bool = False,
     ) -> StepChoice:
         """Decide a step. `survivals`: of the drafts at hand, for each sequence that may verify some; `contexts`: tokens
-        that the first draft of each attends to; `drafting`: the time of making the drafts, if they are not made yet. At
-        least as fast as without drafts, as far as is known."""
+        that the first draft of each attends to; `drafting`: the time of making the drafts, if they are not made yet;
+        `again`: the step was decided before, without their own estimates. At least as fast as without drafts, as far as
+        is known."""
         plain = self._plain(shape)
         owners, times = self._admitted(shape, plain, survivals, contexts, drafting)
         drafts = [0] * len(survivals)
@@ -118,6 +129,8 @@ class SpeculationPolicy:
             context = sum(contexts[owner] for owner in owners) if contexts else 0
             making = times[len(owners) - 1] if times else 0.0
             seconds = self.cost.seconds(shape.tokens + len(owners), shape.context + context) + self.gap + making
+        if not again and shape.tokens == shape.sampled and self._measures(shape, plain, seconds, survivals, drafts):
+            return StepChoice(shape, [0] * len(survivals), 0, plain, plain, self.gap)
         self._speculating = bool(owners)
         return StepChoice(shape, drafts, context, plain, seconds, self.gap)
 
@@ -138,7 +151,8 @@ class SpeculationPolicy:
         its drafts have gained, below 0 for a loss."""
         shape, total = choice.shape, choice.total
         if typical:
-            self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds)
+            reference = not total and shape.tokens == shape.sampled
+            self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds, reference)
         plain = self._plain(shape)
         if plain <= 0:
             return 0.0
@@ -227,6 +241,26 @@ class SpeculationPolicy:
             if expected > gain * fastest and seconds - expected / gain <= most - decode
         ]
         return max(hoped)[1] if hoped else admitted
+
+    def _measures(
+        self,
+        shape: StepShape,
+        plain: float,
+        seconds: float,
+        survivals: Sequence[Sequence[float]],
+        drafts: Sequence[int],
+    ) -> bool:
+        """Whether a step that would verify these drafts in so many seconds goes without. With nothing but old times of
+        plain steps, drafts would seem to pay when a machine, and so steps of all kinds, has become faster."""
+        self._unmeasured = self._unmeasured + 1 if any(drafts) else 0
+        if self._unmeasured <= _OFTEN:
+            return False
+        expected = shape.sampled + sum(sum(each[:count]) for each, count in zip(survivals, drafts, strict=True))
+        gain = expected * plain / (shape.sampled * seconds) - 1
+        if self._unmeasured <= gain / _MEASURING:
+            return False
+        self._unmeasured = 0
+        return True
 
     def _plain(self, shape: StepShape) -> float:
         """The time of a step without drafts; 0 if it is unknown. While only shorter steps have been measured, it is

@@ -1,6 +1,6 @@
 """The time that a step of the device takes, learnt from the steps that it has made.
 
-    seconds(tokens, context) = curve(tokens) + slope · context
+    seconds(tokens, context) = speed · (curve(tokens) + slope · context)
 
 `tokens` is the number of tokens that the step computes, `context` the sum of the number of tokens that each of them
 attends to. Steps are sorted into cells by both numbers on a log scale (every number up to 16 has a cell of its own,
@@ -8,6 +8,9 @@ since kernels change their form at small sizes), and a cell keeps its latest tim
 step that was interrupted, or compiled first, changes nothing. The slope is the median of the slopes between cells with
 the same tokens; the curve is the median of what remains, made monotone, and linear between its points. Beyond them it
 follows the prior: a token more costs a fixed share of a step of one token.
+
+The speed is that of the machine at present, which changes for all steps alike: the median of the latest steps that are
+there to give it, relative to curve and slope. Times are kept in cells without most of it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,11 @@ _KEPT = 25
 """Times in a cell. The median of nine is often wrong by 5 % on a busy machine, which is as much as many drafts gain."""
 _ENOUGH = 3
 """Times from which on a median counts."""
+_SHARED = 0.9
+"""The part of a change of speed, as an exponent, that is the machine's. The rest counts as the cell's own, so that a
+cell whose first times were wrong is corrected."""
+_FASTEST, _SLOWEST = 0.25, 4.0
+"""The bounds of the speed's ratios: a step beyond them was interrupted, or read late."""
 _SMALL = 64
 """Contexts below this are not told apart."""
 _FAR = 1.8
@@ -80,16 +88,23 @@ class StepCost:
         self._points: dict[int, tuple[float, float, int]] = {}
         """By the number of tokens: its mean, the time without context, and the number of times."""
         self._steps = self._made_at = self._sloped_at = 0
-        self.slope = 0.0
-        """Seconds for each token of context."""
+        self._speed = 1.0
+        """The time of steps now, relative to curve and slope."""
+        self._ratios: deque[float] = deque(maxlen=_ENOUGH)
+        """The same of the latest steps that give it."""
+        self._slope = 0.0
+        self._curve: list[float] = []
         self._table: list[float] = []
         self._known: list[bool] = []
 
-    def observe(self, tokens: int, context: int, seconds: float) -> None:
-        """Learn from one step."""
+    def observe(self, tokens: int, context: int, seconds: float, reference: bool = False) -> None:
+        """Learn from one step. `reference`: it is of the kind that others are compared with, so it tells the speed."""
         if tokens < 1 or not seconds > 0:
             return
         self._steps += 1
+        if reference and self.known(tokens):
+            self._adapt(seconds / (self._curve_to(tokens + 1)[tokens] + self._slope * context))
+        seconds /= self._speed**_SHARED
         at = _cell(tokens)
         for key in [key for key, cell in self._cells[at].items() if cell.trial]:
             del self._cells[at][key]
@@ -101,6 +116,11 @@ class StepCost:
             self._changed.add(at)
             if not fresh or self._steps - self._made_at >= _REFRESH:
                 self._make()
+
+    @property
+    def slope(self) -> float:
+        """Seconds for each token of context."""
+        return self._speed * self._slope
 
     def replace_soon(self) -> None:
         """What was observed so far was a trial: it counts until there is enough that comes later, of each number of
@@ -132,7 +152,7 @@ class StepCost:
         for at in range(_cell(tokens), 0, -1):
             found = [cell for key, cell in self._cells[at].items() if key <= most and self._counts(cell)]
             if found:
-                return max(median(cell.seconds) for cell in found)
+                return self._speed * max(median(cell.seconds) for cell in found)
         return 0.0
 
     def _counts(self, cell: _Cell) -> bool:
@@ -145,8 +165,20 @@ class StepCost:
     def table(self, stop: int) -> list[float]:
         """The predicted times of steps of 0 to at least `stop` - 1 tokens, without their context. Read-only."""
         if len(self._table) < stop:
-            self._table = self._predict(2 * stop)
+            self._table = [self._speed * value for value in self._curve_to(stop)]
         return self._table
+
+    def _curve_to(self, stop: int) -> list[float]:
+        if len(self._curve) < stop:
+            self._curve = self._predict(2 * stop)
+        return self._curve
+
+    def _adapt(self, ratio: float) -> None:
+        """Take in what a step took relative to curve and slope."""
+        self._ratios.append(min(max(ratio, _FASTEST), _SLOWEST))
+        if len(self._ratios) == _ENOUGH:
+            self._speed = median(self._ratios)
+            self._table = []
 
     def _predict(self, stop: int) -> list[float]:
         tokens = np.arange(stop)
@@ -165,7 +197,7 @@ class StepCost:
         self._made_at = self._steps
         if self._steps >= min(1.25 * self._sloped_at, self._sloped_at + _SLOPE_REFRESH):
             self._sloped_at = self._steps
-            self.slope = self._find_slope()
+            self._slope = self._find_slope()
             self._changed.update(at for at, cells in enumerate(self._cells) if cells)
         for at in self._changed:
             tokens, rest = list[int](), list[float]()
@@ -177,10 +209,10 @@ class StepCost:
             if rest:
                 self._points[at] = (sum(tokens) / len(tokens), median(rest), len(rest))
         self._changed.clear()
-        self._table, self._known = [], []
+        self._curve, self._table, self._known = [], [], []
 
     def _without_context(self, seconds: float, context: int) -> float:
-        return max(seconds - self.slope * context, 0.1 * seconds)
+        return max(seconds - self._slope * context, 0.1 * seconds)
 
     def _find_slope(self) -> float:
         """The median slope between cells with the same tokens and other contexts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,11 +40,14 @@ class Simulation:
     blind: bool = False
     """Only a verification tells whether a draft was right, as for a draft model that runs only if it is asked."""
     noise: float = 0.03
+    drift: float = 0.0
+    """The spread of the machine's speed, which changes within some hundred steps. All drafts and steps are judged by
+    the times that they have at the same speed."""
     seed: int = 0
 
     def run(self, tokens: int, fixed: int | None = None) -> float:
         """Tokens per second until so many are made, with this number of drafts or with the policy's."""
-        rng = random.Random(self.seed)
+        rng, speeds, speed = random.Random(self.seed), random.Random(self.seed), 0.0
         policy, rates = SpeculationPolicy(gap=self.gap), PositionAcceptance(MOST)
         names = [str(at) for at in range(self.batch)]
         for name in names:
@@ -69,11 +73,12 @@ class Simulation:
                 lengths[at] += yielded
                 emitted += yielded
             context = shape.context + sum(count * length for count, length in zip(drafts, lengths, strict=True))
+            speed = 0.99 * speed + (1 - 0.99**2) ** 0.5 * self.drift * speeds.gauss(0, 1)
             took = self.seconds(self.batch + sum(drafts), context) * rng.gauss(1, self.noise)
             if rng.random() < 0.002:
                 took *= 20
             elif fixed is None:
-                policy.settle(choice, emitted, took)
+                policy.settle(choice, emitted, took * math.exp(speed))
             time += min(took, 1.2 * self.seconds(self.batch + sum(drafts), context)) + (self.gap if sum(drafts) else 0)
         return made / time
 

@@ -29,6 +29,46 @@ def test_one_size_scales_the_prior() -> None:
     assert not cost.known(4)
 
 
+def known_costs() -> StepCost:
+    cost = StepCost()
+    for tokens in [tokens for tokens in range(1, 17) for _ in range(3)]:
+        cost.observe(tokens, 0, cpu_seconds(tokens))
+    return cost
+
+
+def test_the_speed_of_reference_steps_is_that_of_all() -> None:
+    cost = known_costs()
+    cost.observe(4, 0, 1.3 * cpu_seconds(4))
+    assert cost.seconds(8) == pytest.approx(cpu_seconds(8)), "other steps say nothing of the rest"
+    for _ in range(3):
+        cost.observe(4, 0, 1.3 * cpu_seconds(4), reference=True)
+    for tokens in (1, 4, 12, 16):
+        assert cost.seconds(tokens) == pytest.approx(1.3 * cpu_seconds(tokens), rel=0.02)
+    assert cost.at_least(16, 0) == pytest.approx(1.3 * cpu_seconds(16), rel=0.02)
+    for _ in range(3):
+        cost.observe(4, 0, cpu_seconds(4), reference=True)
+    assert cost.seconds(16) == pytest.approx(cpu_seconds(16), rel=0.02)
+
+
+def test_one_interrupted_reference_step_does_not_change_the_speed() -> None:
+    cost = known_costs()
+    for seconds in (cpu_seconds(4), 100.0, cpu_seconds(4)):
+        cost.observe(4, 0, seconds, reference=True)
+    assert cost.seconds(16) == pytest.approx(cpu_seconds(16), rel=0.01)
+
+
+def test_what_lasts_at_one_size_alone_is_its_own() -> None:
+    """Its first times were too long: other sizes tell that the machine is as fast as before."""
+    cost = StepCost()
+    for tokens in [tokens for tokens in range(1, 17) for _ in range(3)]:
+        cost.observe(tokens, 0, cpu_seconds(tokens) * (1.5 if tokens == 4 else 1.0))
+    for _ in range(40):
+        for tokens in [4] * 20 + [8] * 20:
+            cost.observe(tokens, 0, cpu_seconds(tokens), reference=True)
+    assert cost.seconds(4) == pytest.approx(cpu_seconds(4), rel=0.05)
+    assert cost.seconds(8) == pytest.approx(cpu_seconds(8), rel=0.05)
+
+
 def test_noise_and_interruptions_do_not_matter() -> None:
     cost, rng = StepCost(), random.Random(3)
     for _ in range(3000):

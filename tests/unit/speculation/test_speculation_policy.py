@@ -4,6 +4,8 @@ kinds."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean
 
 import pytest
 from speculation_simulation import Simulation, cpu_seconds, gpu_seconds, stepped_seconds
@@ -42,14 +44,27 @@ SIZES += [(64, "changing"), (64, "high"), (64, "never")]
 @pytest.mark.parametrize(("batch", "hits"), SIZES)
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_never_much_slower_than_none_and_near_the_best_number(device: str, hits: str, batch: int) -> None:
-    tokens = {1: 800, 16: 400, 64: 300}[batch]
-    run = Simulation(DEVICES[device], HITS[hits], batch).run
-    none = run(tokens, fixed=0)
-    chosen = run(tokens) / none
-    assert chosen > 0.97
+    tokens, chosen = {1: 800, 16: 400, 64: 300}[batch], list[float]()
+    # What a single stream gains by its first drafts is a matter of chance.
+    for seed in range(4 if batch == 1 else 1):
+        run = Simulation(DEVICES[device], HITS[hits], batch, seed=seed).run
+        chosen.append(run(tokens) / run(tokens, fixed=0))
+    assert min(chosen) > 0.97
     if hits in ("high", "middling"):
-        best = max(run(tokens, fixed=count) / none for count in (1, 3, 8))
-        assert chosen > 0.9 * best
+        run = Simulation(DEVICES[device], HITS[hits], batch).run
+        best = max(run(tokens, fixed=count) / run(tokens, fixed=0) for count in (1, 3, 8))
+        assert fmean(chosen) > 0.9 * best
+
+
+@pytest.mark.parametrize(("hit", "blind"), [(0.6, False), (0.7, False), (0.8, False), (0.6, True)])
+def test_a_machine_whose_speed_changes(hit: float, blind: bool) -> None:
+    """Times of several moments, compared with each other, made useless drafts look worth their time."""
+    found = []
+    for seed in range(4):
+        run = Simulation(cpu_seconds, lambda token, at: hit, 16, blind=blind, drift=0.15, seed=seed).run
+        found.append(run(600) / run(600, fixed=0))
+    assert fmean(found) > 0.975
+    assert min(found) > 0.97
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -149,11 +164,33 @@ def test_a_wrong_survival_costs_no_more_than_the_allowance() -> None:
 
 
 def test_an_interrupted_step_does_not_end_what_pays() -> None:
-    policy = learnt(linear)
+    policy, without = learnt(linear), list[bool]()
     for step in range(200):
         choice = policy.choose(ONE, [[0.9] * 4])
-        assert choice.total > 0
+        without.append(choice.total == 0)
         policy.settle(choice, 1 + choice.total, linear(1 + choice.total) * (100 if step % 50 == 9 else 1))
+    assert not any(map(all, pairwise(without)))
+    assert sum(without) < 3, "some are left out, to measure"
+
+
+@pytest.mark.parametrize(("survival", "least", "most"), [(0.27, 14, 6), (0.6, 2, 40)])
+def test_a_plain_step_is_measured_now_and_then(survival: float, least: int, most: int) -> None:
+    policy, since, runs = learnt(linear), 0, list[int]()
+    for _ in range(100):
+        choice = policy.choose(ONE, [[survival]])
+        policy.settle(choice, 1 + choice.total, linear(1 + choice.total))
+        since = since + 1 if choice.total else 0
+        runs.append(since)
+    assert runs.count(0) >= least, "a measurement after so many steps with drafts"
+    assert max(runs) <= most
+
+
+def test_steps_with_prompts_are_no_measurement() -> None:
+    policy, shape = learnt(linear), StepShape(20, 1)
+    for _ in range(100):
+        choice = policy.choose(shape, [[0.9] * 4])
+        assert choice.total > 0
+        policy.settle(choice, 1 + choice.total, linear(20 + choice.total))
 
 
 def test_an_unknown_time_is_tried_if_it_might_pay() -> None:
