@@ -38,6 +38,7 @@ class EagerPolicy(SpeculationPolicy):
         survivals: Sequence[Sequence[float]],
         contexts: Sequence[int] = (),
         drafting: DraftingTime | None = None,
+        again: bool = False,
     ) -> StepChoice:
         return StepChoice(shape, self.wanted(shape, survivals), 0, 0.0, 0.0)
 

@@ -40,6 +40,7 @@ class Always(SpeculationPolicy):
         survivals: Sequence[Sequence[float]],
         contexts: Sequence[int] = (),
         drafting: DraftingTime | None = None,
+        again: bool = False,
     ) -> StepChoice:
         return StepChoice(shape, [len(survival) for survival in survivals], 0, 1.0, 1.0)
 
@@ -254,6 +255,7 @@ class Chosen(SpeculationPolicy):
         survivals: Sequence[Sequence[float]],
         contexts: Sequence[int] = (),
         drafting: DraftingTime | None = None,
+        again: bool = False,
     ) -> StepChoice:
         self.step += 1
         return StepChoice(shape, [int(self.step in self.drafted)] * len(survivals), 0, 1.0, 1.0)
