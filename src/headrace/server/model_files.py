@@ -56,8 +56,9 @@ def read_files(path: str) -> ModelFiles:
 def _modelopt(place: Path) -> dict[str, Any]:
     """What ModelOpt's own file says in the place of a `quantization_config`; empty without one."""
     found = _json(place / "hf_quant_config.json").get("quantization")
-    is_quantised = isinstance(found, dict) and isinstance(found.get("quant_algo"), str)
-    return {**found, "quant_method": "modelopt"} if is_quantised else {}
+    if not isinstance(found, dict) or not isinstance(found.get("quant_algo"), str):
+        return {}
+    return {**found, "quant_method": "modelopt"}
 
 
 def _described(values: dict[str, Any], quantization: object, size: int, kind: str) -> ModelFiles:
