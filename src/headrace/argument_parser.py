@@ -68,6 +68,8 @@ class ArgumentParser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             hints = [self._hint(word.partition("=")[0]) for word in unknown if word.startswith("-")]
+            if not unknown[0].startswith("-"):
+                hints.append(self._hint_of_word(unknown[0]))
             self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints)}")
         return parsed
 
@@ -82,6 +84,23 @@ class ArgumentParser(argparse.ArgumentParser):
             return ""
         verb = self.prog.rpartition(" ")[2]
         return f"; {option}{' is' if is_ours else ':'} {found.replace('{verb}', verb)}{' here' * is_ours}"
+
+    def _hint_of_word(self, word: str) -> str:
+        """The option that a word without one may belong to."""
+        kind = "URL" if "://" in word or word.startswith("unix:") else "FILE"
+        names = [action.option_strings[-1] for action in self._actions if action.metavar == kind]
+        return f"; did you mean {names[0]} {word}?" if len(names) == 1 and names[0] else ""
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError:
+            if action.nargs is not None or not action.option_strings:
+                raise
+            name = action.option_strings[-1]
+            value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            message = f"it needs a value: {name} {value}, or {name}={value} if that begins with -"
+            raise argparse.ArgumentError(action, message) from None
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:

@@ -89,7 +89,7 @@ async def _warm(session: aiohttp.ClientSession, target: Endpoint, prompts: Seque
         if row.error.startswith("HTTP "):
             raise ConfigError(f"{target.url} does not serve {target.model!r}: {row.error}")
         raise ConfigError(
-            f"no answer from {target.url}: {row.error}; is the server running? `headrace serve` starts one"
+            f"no answer from {target.url} ({row.error}); is the server running? `headrace serve` starts one"
         )
 
 

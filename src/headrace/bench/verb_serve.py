@@ -18,7 +18,7 @@ from headrace.bench.load_options import add_load_options, load_encoder, planned_
 from headrace.bench.load_runs import load_report
 from headrace.bench.process_cost import find_server
 from headrace.bench.server_load import Endpoint, run_load
-from headrace.errors import excerpt
+from headrace.errors import ConfigError, excerpt
 
 __all__ = ["configure", "run"]
 
@@ -53,6 +53,17 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
+def _address(url: str) -> str:
+    """Without a `/v1` at its end. Raises ConfigError."""
+    try:
+        found = httpx.URL(url if "://" in url else f"http://{url}")
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"--url {url}: {error}: give it as http://HOST:PORT") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
+    return str(found).rstrip("/").removesuffix("/v1")
+
+
 def engine_facts(target: Endpoint) -> dict[str, str]:
     """Platform and dtype, as far as the server tells them: only ours does."""
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
@@ -64,10 +75,11 @@ def engine_facts(target: Endpoint) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
+    url = _address(args.url)
     args.progress("bench serve: prompts")
     encode = load_encoder(args.tokenizer)
-    target = Endpoint(args.url.rstrip("/"), args.model, args.api_key, args.extra)
-    pid = args.server_pid or find_server(args.url)
+    target = Endpoint(url, args.model, args.api_key, args.extra)
+    pid = args.server_pid or find_server(url)
     runs = []
     for workload, seed in planned_runs(args):
         load = run_load(
@@ -81,6 +93,6 @@ def run(args: argparse.Namespace) -> int:
             progress=args.progress,
         )
         runs.append(event_loop.run(load))
-    known = {"endpoint": args.url, "model": args.model, "process": pid, **engine_facts(target)}
+    known = {"endpoint": url, "model": args.model, "process": pid, **engine_facts(target)}
     publish(args, load_report(args.label, runs, known))
     return 1 if any(r.summary.errors for r in runs) else 0

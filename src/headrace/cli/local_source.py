@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.cli.command_options import CHAT_TEMPERATURE
+from headrace.cli.command_options import CHAT_TEMPERATURE, with_whitespace
 from headrace.cli.pieces import Pieces
 from headrace.client.api import GenerateRequest
 from headrace.errors import EngineDead
@@ -81,7 +81,7 @@ class LocalSource:
         self._count += 1
         self._tokens = None
         room = self._llm.info.room(len(prompt))
-        limited = {**params, "max_tokens": max(1, min(params["max_tokens"], room))}
+        limited = {**with_whitespace(params), "max_tokens": max(1, min(params["max_tokens"], room))}
         request = GenerateRequest(f"cli-{self._count}", tuple(prompt), SamplingParams(**limited))
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         feeding = asyncio.run_coroutine_threadsafe(self._feed(request, pieces), self._loop)

@@ -9,7 +9,7 @@ import httpx
 
 from headrace.errors import ConfigError
 
-__all__ = ["ServerAddress", "server_address", "transport_fault"]
+__all__ = ["ServerAddress", "no_answer", "server_address", "transport_fault"]
 
 
 class ServerAddress(NamedTuple):
@@ -33,6 +33,11 @@ def transport_fault(error: Exception) -> str:
     elif isinstance(error, httpx.RemoteProtocolError) and "disconnected" in why:
         why += "; a server with TLS has an address with https://"
     return why
+
+
+def no_answer(url: str, why: str) -> str:
+    """What is said of an address where nothing answers, with the remedy. `why`: as of `transport_fault`."""
+    return f"no answer from {url} ({why}); is the server running? `headrace serve` starts one"
 
 
 def server_address(url: str, option: str = "--url ") -> ServerAddress:

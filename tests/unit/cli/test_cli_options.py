@@ -12,7 +12,7 @@ from headrace import server
 from headrace.argument_parser import ArgumentParser
 from headrace.arguments import add_engine_options, add_server_options, engine_options
 from headrace.cli import serve_command
-from headrace.cli.command_options import add_sampling_options, build_config, sampling
+from headrace.cli.command_options import add_sampling_options, build_config, sampling, with_whitespace
 from headrace.cli.main import main
 from headrace.config import Config, parse_size
 from headrace.engine.launch import EngineProcessHandle
@@ -293,7 +293,16 @@ def test_the_form_of_the_answer(tmp_path: Path) -> None:
         return params["structured_outputs"]
 
     schema = {"json": {"type": "object"}}
-    assert form("--json-schema", str(file)) == {**schema, "whitespace": "compact"}
+    assert form("--json-schema", str(file)) == schema
+    unasked = {"structured_outputs": schema, "max_tokens": 9}
+    assert with_whitespace(unasked)["structured_outputs"] == {**schema, "whitespace": "compact"}
+    assert unasked["structured_outputs"] == schema
+    for kept in (
+        {"structured_outputs": {"regex": "a"}},
+        {"max_tokens": 9},
+        {"structured_outputs": {**schema, "whitespace": "flexible"}},
+    ):
+        assert with_whitespace(kept) == kept
     assert form("--json-schema", str(file), "--whitespace", "flexible") == {**schema, "whitespace": "flexible"}
     assert form("--regex", "a+") == {"regex": "a+"}
     assert form("--choice", "yes", "--choice", "no") == {"choice": ["yes", "no"]}
