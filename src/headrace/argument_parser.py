@@ -34,13 +34,33 @@ class _HelpWithDefaults(argparse.HelpFormatter):
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser with errors of one line, in which long arguments are shortened, and which say what an unknown
     word may have meant. Its help has the default of every option. Options are written out: the beginning of one that
-    deletes files is no order to do so."""
+    deletes files is no order to do so. Options may stand between the words of an argument that takes several."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": _HelpWithDefaults, "allow_abbrev": False, **kwargs})
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(USER_FAULT, f"error: {shortened(message)} (see {self.prog} --help)\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        parsed, unknown = super().parse_known_args(args, namespace)
+        return parsed, self._take_late_words(parsed, unknown)
+
+    def _take_late_words(self, parsed: argparse.Namespace, unknown: list[str]) -> list[str]:
+        """argparse gives an argument of several words only those up to the next option. Add the later ones, unless an
+        unknown option is among them, whose value one may be; returns what is still unknown."""
+        several = [action for action in self._get_positional_actions() if action.nargs in ("*", "+")]
+        if not several or any(word.startswith("-") and word != "-" for word in unknown):
+            return unknown
+        action, words = several[-1], getattr(parsed, several[-1].dest)
+        given = [] if words is None or words is action.default else words
+        try:
+            setattr(parsed, action.dest, [*given, *(self._get_value(action, word) for word in unknown)])
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        return []
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, excerpt
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.config import Config
@@ -101,7 +101,7 @@ def _read_schema(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--json-schema {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--json-schema {path}: is not JSON: {excerpt(error)}") from None
+        raise ConfigError(f"--json-schema {path}: is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise ConfigError(f"--json-schema {path}: a schema is an object, not {type(schema).__name__}")
     return schema
