@@ -34,6 +34,7 @@ class RemoteSource:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._client = httpx.Client(headers=headers, timeout=_TIMEOUT, **address.options)
         self._tokens: int | None = None
+        self._finish: str | None = None
         self._owners: dict[str, str] = {}
         self._model = model or self.models()[0]
 
@@ -44,6 +45,10 @@ class RemoteSource:
     @property
     def tokens(self) -> int | None:
         return self._tokens
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._finish
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
         for choice in self._choices("/v1/completions", {"prompt": prompt, **params}):
@@ -83,7 +88,7 @@ class RemoteSource:
         given = {name: value for name, value in body.items() if value not in (None, ())}
         if "structured_outputs" in given and self._is_ours():
             given = dict(with_whitespace(given))
-        self._tokens = None
+        self._tokens = self._finish = None
         asked = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **given}
         with self._request("POST", path, asked) as response:
             for data in event_data(response.iter_bytes()):
@@ -92,7 +97,9 @@ class RemoteSource:
                     raise EngineDead(str(chunk["error"].get("message", chunk["error"])))
                 if (usage := chunk.get("usage")) is not None:
                     self._tokens = usage.get("completion_tokens")
-                yield from chunk.get("choices", ())
+                for choice in chunk.get("choices", ()):
+                    self._finish = choice.get("finish_reason") or self._finish
+                    yield choice
 
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:

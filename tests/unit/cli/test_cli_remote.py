@@ -114,7 +114,7 @@ def test_chat_streams_deltas(server: Server) -> None:
     ]
     source = RemoteSource(server.url, "m", "key")
     assert "".join(source.chat([{"role": "user", "content": "hi"}], PARAMS)) == "Héllo"
-    assert source.tokens == 4
+    assert (source.tokens, source.finish_reason) == (4, "stop")
     ((path, key, body),) = server.requests
     assert (path, key) == ("/v1/chat/completions", "Bearer key")
     assert body == {
