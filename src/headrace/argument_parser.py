@@ -86,10 +86,16 @@ class ArgumentParser(argparse.ArgumentParser):
         return f"; {option}{' is' if is_ours else ':'} {found.replace('{verb}', verb)}{' here' * is_ours}"
 
     def _hint_of_word(self, word: str) -> str:
-        """The option that a word without one may belong to."""
+        """The option that a word without one may belong to; or that there are options alone."""
         kind = "URL" if "://" in word or word.startswith("unix:") else "FILE"
-        names = [action.option_strings[-1] for action in self._actions if action.metavar == kind]
-        return f"; did you mean {names[0]} {word}?" if len(names) == 1 and names[0] else ""
+        names = [
+            action.option_strings[-1] for action in self._actions if action.option_strings and action.metavar == kind
+        ]
+        if len(names) == 1:
+            return f"; did you mean {names[0]} {word}?"
+        return (
+            "" if any(not action.option_strings for action in self._actions) else f"; {self.prog} takes options alone"
+        )
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
         try:

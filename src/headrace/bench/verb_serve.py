@@ -14,11 +14,12 @@ import httpx
 
 from headrace import event_loop
 from headrace.bench.bench_report import add_outputs, publish
+from headrace.bench.endpoint_address import endpoint_address
 from headrace.bench.load_options import add_load_options, load_encoder, planned_runs, target_seconds
 from headrace.bench.load_runs import load_report
 from headrace.bench.process_cost import find_server
 from headrace.bench.server_load import Endpoint, run_load
-from headrace.errors import ConfigError, excerpt
+from headrace.errors import excerpt
 
 __all__ = ["configure", "run"]
 
@@ -53,17 +54,6 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _address(url: str) -> str:
-    """Without a `/v1` at its end. Raises ConfigError."""
-    try:
-        found = httpx.URL(url if "://" in url else f"http://{url}")
-    except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"--url {url}: {error}: give it as http://HOST:PORT") from error
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
-    return str(found).rstrip("/").removesuffix("/v1")
-
-
 def engine_facts(target: Endpoint) -> dict[str, str]:
     """Platform and dtype, as far as the server tells them: only ours does."""
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
@@ -75,7 +65,7 @@ def engine_facts(target: Endpoint) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    url = _address(args.url)
+    url = endpoint_address(args.url)
     args.progress("bench serve: prompts")
     encode = load_encoder(args.tokenizer)
     target = Endpoint(url, args.model, args.api_key, args.extra)

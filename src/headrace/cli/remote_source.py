@@ -110,7 +110,7 @@ class RemoteSource:
                     raise _refusal(response)
                 yield response
         except httpx.TransportError as error:
-            raise ConfigError(f"--url {self._url}: {no_answer(self._shown, transport_fault(error))}") from error
+            raise ConfigError(no_answer(self._shown, transport_fault(error))) from error
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"--url {self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}"

@@ -52,7 +52,7 @@ def server_address(url: str, option: str = "--url ") -> ServerAddress:
     try:
         found = httpx.URL(url if "://" in url else f"http://{url}")
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"{option}{url}: {error}") from error
+        raise ConfigError(f"{option}{url}: {error}: give it as http://HOST:PORT, or unix:PATH") from error
     if found.scheme not in ("http", "https") or not found.host:
         raise ConfigError(f"{option}{url}: give it as http://HOST:PORT, or unix:PATH")
     base = str(found).rstrip("/").removesuffix("/v1")

@@ -48,6 +48,15 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "absent cannot be read (No such file or directory): give a file that `headrace bench serve --json`",
     ),
     "a report of bytes": (["bench", "compare", "bytes", "bytes"], "bytes is no report of runs"),
+    "a word where options alone are taken": (["ps", "x"], "unrecognized arguments: x; headrace ps takes options alone"),
+    "an address with a wrong port": (
+        ["top", "http://x:y"],
+        "http://x:y: Invalid port: 'y': give it as http://HOST:PORT",
+    ),
+    "an address to score with that is none": (
+        ["bench", "perplexity", "m", "text", "--url", "ftp://x"],
+        "--url ftp://x: give it as http://HOST:PORT",
+    ),
     "no reports": (["bench", "compare"], "the following arguments are required: OURS, PEER"),
     "a server to measure that is absent": (
         ["top", URL],
