@@ -29,7 +29,7 @@ fi
 export CHROMIUM
 
 "$work/site/playwright/driver/node" --test tests/page/page_scripts.mjs | tee "$work/scripts.log"
-"$python" -m pytest tests/page/check_page.py --timeout=300 -rA --tb=short "$@" | tee "$work/browser.log"
+"$python" -m pytest tests/page/check_page_*.py --timeout=300 -rA --tb=short "$@" | tee "$work/browser.log"
 
 count() { # count WORD PATTERN: of both runs
   local scripts browser

@@ -34,7 +34,7 @@ class _HelpWithDefaults(argparse.HelpFormatter):
 class ArgumentParser(argparse.ArgumentParser):
     """argparse's parser with errors of one line, in which long arguments are shortened, and which say what an unknown
     word may have meant. Its help has the default of every option. Options are written out: the beginning of one that
-    deletes files is no order to do so."""
+    deletes files is no order to do so. Options may stand between the words of an argument that takes several."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": _HelpWithDefaults, "allow_abbrev": False, **kwargs})
@@ -42,12 +42,34 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(USER_FAULT, f"error: {shortened(message)} (see {self.prog} --help)\n")
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        parsed, unknown = super().parse_known_args(args, namespace)
+        return parsed, self._take_late_words(parsed, unknown)
+
+    def _take_late_words(self, parsed: argparse.Namespace, unknown: list[str]) -> list[str]:
+        """argparse gives an argument of several words only those up to the next option. Add the later ones, unless an
+        unknown option is among them, whose value one may be; returns what is still unknown."""
+        several = [action for action in self._get_positional_actions() if action.nargs in ("*", "+")]
+        if not several or any(word.startswith("-") and word != "-" for word in unknown):
+            return unknown
+        action, words = several[-1], getattr(parsed, several[-1].dest)
+        given = [] if words is None or words is action.default else words
+        try:
+            setattr(parsed, action.dest, [*given, *(self._get_value(action, word) for word in unknown)])
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        return []
+
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             hints = [self._hint(word.partition("=")[0]) for word in unknown if word.startswith("-")]
+            if not unknown[0].startswith("-"):
+                hints.append(self._hint_of_word(unknown[0]))
             self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints)}")
         return parsed
 
@@ -62,6 +84,29 @@ class ArgumentParser(argparse.ArgumentParser):
             return ""
         verb = self.prog.rpartition(" ")[2]
         return f"; {option}{' is' if is_ours else ':'} {found.replace('{verb}', verb)}{' here' * is_ours}"
+
+    def _hint_of_word(self, word: str) -> str:
+        """The option that a word without one may belong to; or that there are options alone."""
+        kind = "URL" if "://" in word or word.startswith("unix:") else "FILE"
+        names = [
+            action.option_strings[-1] for action in self._actions if action.option_strings and action.metavar == kind
+        ]
+        if len(names) == 1:
+            return f"; did you mean {names[0]} {word}?"
+        return (
+            "" if any(not action.option_strings for action in self._actions) else f"; {self.prog} takes options alone"
+        )
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError:
+            if action.nargs is not None or not action.option_strings:
+                raise
+            name = action.option_strings[-1]
+            value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            message = f"it needs a value: {name} {value}, or {name}={value} if that begins with -"
+            raise argparse.ArgumentError(action, message) from None
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:

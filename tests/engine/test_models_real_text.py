@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from real_references import LENGTHS, PER_LENGTH, TEXT_STEPS, Arrays, compute_text, convert, kept, windows
+from real_references import (
+    LENGTHS,
+    PER_LENGTH,
+    TEXT_STEPS,
+    Arrays,
+    compute_text,
+    convert,
+    convert_as_kept,
+    kept,
+    windows,
+)
 
 from headrace.hub.catalogue import cached_path
 from headrace.llm import LLM
@@ -36,8 +46,11 @@ class Parting:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The catalogue's model dequantized to bfloat16, as transformers writes it."""
-    target = tmp_path_factory.mktemp("smollm2-bf16")
-    convert(cached_path("smollm2"), target)
+    target, reference = tmp_path_factory.mktemp("smollm2-bf16"), kept("smollm2-text")
+    if reference is None:
+        convert(cached_path("smollm2"), target)
+    else:
+        convert_as_kept(cached_path("smollm2"), target, reference)
     return target
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from transformers import AutoTokenizer
 
@@ -41,13 +43,21 @@ def random_texts(count: int) -> list[str]:
     return ["".join(rng.choice(ALPHABET, size=rng.integers(1, 60))) for _ in range(count)]
 
 
+def in_memory(path: Path | str, dtype: npt.DTypeLike = np.uint8, mode: str = "r") -> npt.NDArray[Any]:
+    """For `numpy.memmap`, whose every slice is a costly object: the reader of GGUF makes hundreds of thousands."""
+    assert mode == "r"
+    return np.fromfile(path, dtype)
+
+
 @lru_cache
 def loaded(name: str) -> tuple[Tokenizer, Any]:
     """Ours and theirs, which takes its time."""
     if terms_of(name) is not None and find_cached(name) is None:
         pytest.skip(f"the terms of {name} have not been accepted here: run `headrace pull {name}`")
     path: Path = cached_path(name)
-    return load_tokenizer(path), AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    with mock.patch("numpy.memmap", in_memory):
+        theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return load_tokenizer(path), theirs
 
 
 @pytest.fixture(params=["smollm2", "gemma3-270m"])

@@ -45,8 +45,10 @@ def read_report(path: Path) -> MeasuredRuns:
     """Read a report file. Raises ConfigError if it is not a report, and if requests failed in it."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}: {_REMEDY}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror or error}): {_REMEDY}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no report of runs ({error}): {_REMEDY}") from error
     try:
         found = _parse(text)
         ours = isinstance(found, dict)

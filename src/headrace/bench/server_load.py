@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from headrace.bench.draft_counts import drafts_of_run
+from headrace.bench.endpoint_address import unreachable
 from headrace.bench.load_runs import LoadRun
 from headrace.bench.metrics_sampler import MetricsSampler
 from headrace.bench.process_cost import cost, machine_seconds
@@ -88,9 +89,7 @@ async def _warm(session: aiohttp.ClientSession, target: Endpoint, prompts: Seque
             continue
         if row.error.startswith("HTTP "):
             raise ConfigError(f"{target.url} does not serve {target.model!r}: {row.error}")
-        raise ConfigError(
-            f"no answer from {target.url}: {row.error}; is the server running? `headrace serve` starts one"
-        )
+        raise unreachable(target.url, row.error)
 
 
 async def _all(

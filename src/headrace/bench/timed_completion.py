@@ -7,6 +7,7 @@ processor time per streamed token (0.05 ms against httpx's 0.15 ms on a 2-core E
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -39,9 +40,23 @@ async def send(
             else:
                 await _read(response, row)
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, msgspec.MsgspecError) as problem:
-        row.error = f"{type(problem).__name__}: {problem}"
+        row.error = _described(problem)
     row.close(time.perf_counter())
     return row
+
+
+def _described(problem: Exception) -> str:
+    """Why there is no complete answer, in plain words."""
+    if isinstance(problem, aiohttp.ClientConnectorError) and not isinstance(problem, aiohttp.ClientSSLError):
+        cause = problem.os_error
+        # asyncio's own text repeats the address.
+        known = isinstance(cause.errno, int) and cause.errno > 0
+        return f"no connection: {os.strerror(cause.errno or 0) if known else cause.strerror or cause}"
+    if isinstance(problem, asyncio.TimeoutError):
+        return "no answer in time"
+    if isinstance(problem, aiohttp.ServerDisconnectedError):
+        return "the connection was closed before the answer was complete"
+    return f"{type(problem).__name__}: {problem}"
 
 
 class _CompletionChoice(msgspec.Struct):

@@ -53,8 +53,8 @@ class Ratio:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("report", type=Path, help="report of the engine to judge")
-    parser.add_argument("peer", type=Path, nargs="+", help="reports to compare it with")
+    parser.add_argument("report", type=Path, metavar="OURS", help="report of the engine to judge")
+    parser.add_argument("peer", type=Path, metavar="PEER", nargs="+", help="reports to compare it with")
     add_outputs(parser, "")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import httpx
 
 from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
+from headrace.bench.endpoint_address import endpoint_address, unreachable
 from headrace.bench.plots import curve
 from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
@@ -43,8 +45,10 @@ class Perplexity:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a directory, a .gguf file or a catalogue name; with --url: the tokenizer's")
-    parser.add_argument("file", type=Path, help="UTF-8 text")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a directory, a .gguf file or a catalogue name; with --url: the tokenizer's"
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="UTF-8 text")
     parser.add_argument("--window", type=int, default=512, metavar="TOKENS", help="tokens of a window")
     parser.add_argument("--windows", type=int, metavar="N", help="use the first N windows at most")
     parser.add_argument("--against", type=float, metavar="VALUE", help="another engine's perplexity of the same text")
@@ -58,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.window < 4:
         raise ConfigError(f"--window {args.window}: at least 4 tokens, of which the last is scored")
+    url = endpoint_address(args.url) if args.url else None
     text = _text(args.file)
     tokenizer = load_tokenizer(resolve_model(args.model))
     split = list(windows(tokenizer, text, args.window))[: args.windows]
@@ -66,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
             f"{args.file} is shorter than one window of {args.window} tokens: give a longer text or a smaller --window"
         )
     options = engine_options(args)
-    if args.url and options:
+    if url and options:
         name = next(iter(options)).replace("_", "-")
         raise ConfigError(f"--{name} chooses how this process computes, but --url lets a server do so: leave one out")
-    if args.url:
-        found = perplexity(split, _remote(args.url, args.served_model or args.model, args.api_key), args.progress)
+    if url:
+        found = perplexity(split, _remote(url, args.served_model or args.model, args.api_key), args.progress)
     else:
         from headrace.llm import LLM
 
@@ -154,12 +159,14 @@ def _remote(url: str, model: str, api_key: str | None) -> Score:
     def score(ids: Sequence[int]) -> list[float | None]:
         body = {"model": model, "prompt": list(ids), "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
         try:
-            response = client.post(f"{url.rstrip('/')}/v1/completions", json=body)
+            response = client.post(f"{url}/v1/completions", json=body)
             if response.status_code != 200:
                 raise ConfigError(
                     f"{url} does not score {model!r}: HTTP {response.status_code} {response.text[:300]!r}"
                 )
             found: list[float | None] = response.json()["choices"][0]["logprobs"]["token_logprobs"]
+        except httpx.TransportError as error:
+            raise unreachable(url, re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__) from None
         except (
             httpx.HTTPError,
             httpx.InvalidURL,

@@ -14,6 +14,7 @@ import httpx
 
 from headrace import event_loop
 from headrace.bench.bench_report import add_outputs, publish
+from headrace.bench.endpoint_address import endpoint_address
 from headrace.bench.load_options import add_load_options, load_encoder, planned_runs, target_seconds
 from headrace.bench.load_runs import load_report
 from headrace.bench.process_cost import find_server
@@ -64,10 +65,11 @@ def engine_facts(target: Endpoint) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
+    url = endpoint_address(args.url)
     args.progress("bench serve: prompts")
     encode = load_encoder(args.tokenizer)
-    target = Endpoint(args.url.rstrip("/"), args.model, args.api_key, args.extra)
-    pid = args.server_pid or find_server(args.url)
+    target = Endpoint(url, args.model, args.api_key, args.extra)
+    pid = args.server_pid or find_server(url)
     runs = []
     for workload, seed in planned_runs(args):
         load = run_load(
@@ -81,6 +83,6 @@ def run(args: argparse.Namespace) -> int:
             progress=args.progress,
         )
         runs.append(event_loop.run(load))
-    known = {"endpoint": args.url, "model": args.model, "process": pid, **engine_facts(target)}
+    known = {"endpoint": url, "model": args.model, "process": pid, **engine_facts(target)}
     publish(args, load_report(args.label, runs, known))
     return 1 if any(r.summary.errors for r in runs) else 0

@@ -15,7 +15,7 @@ from headrace.cli.conversation import Conversation
 from headrace.cli.line_input import LineInput
 from headrace.cli.logs import set_up_logging
 from headrace.cli.slash_commands import COMMANDS, SlashCommands
-from headrace.cli.text_sources import TextSource, add_source_options, make_source
+from headrace.cli.text_sources import TextSource, add_source_options, cut_form, make_source
 from headrace.errors import HeadraceError
 
 __all__ = ["add_chat_options", "chat", "configure", "run"]
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def _answer_lines(args: argparse.Namespace) -> int:
     """Take each line of a file or pipe as a question."""
     with contextlib.closing(make_source(args, args.model)) as source:
-        conversation = Conversation(sampling(args), PlainView(sys.stdout), args.system, interactive=False)
+        params = sampling(args)
+        conversation = Conversation(params, PlainView(sys.stdout), args.system, interactive=False)
         conversation.source = source
         commands = SlashCommands(conversation, _say, _cannot_change)
         for line in sys.stdin:
@@ -58,6 +59,8 @@ def _answer_lines(args: argparse.Namespace) -> int:
                     break
             elif text:
                 conversation.ask(text)
+                if remark := cut_form(source, params):
+                    print(f"warning: {remark}", file=sys.stderr)
     return 0
 
 

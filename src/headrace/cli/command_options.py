@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, excerpt
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.config import Config
 
-__all__ = ["CHAT_TEMPERATURE", "add_sampling_options", "build_config", "positive", "sampling"]
+__all__ = ["CHAT_TEMPERATURE", "add_sampling_options", "build_config", "positive", "sampling", "with_whitespace"]
 
 CHAT_TEMPERATURE = 0.7
 """Of a chat with a model in this process, if neither the user nor the checkpoint states one."""
@@ -78,10 +79,20 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 def _form(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of `structured_outputs` that were given, if any."""
     if args.json_schema is not None:
-        return {"json": _read_schema(args.json_schema), "whitespace": args.whitespace or _WHITESPACE}
+        asked = {} if args.whitespace is None else {"whitespace": args.whitespace}
+        return {"json": _read_schema(args.json_schema), **asked}
     if args.whitespace is not None:
         raise ConfigError(f"--whitespace {args.whitespace}: it goes with --json-schema: give a schema, or leave it out")
     return {name: value for name in ("regex", "choice") if (value := getattr(args, name)) is not None}
+
+
+def with_whitespace(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters with the form of JSON that holds if the user has asked for none: for engines of ours, since others
+    may not know the field."""
+    form = params.get("structured_outputs")
+    if not form or "json" not in form:
+        return params
+    return {**params, "structured_outputs": {"whitespace": _WHITESPACE, **form}}
 
 
 def _read_schema(path: str) -> dict[str, Any]:
@@ -90,7 +101,7 @@ def _read_schema(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--json-schema {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--json-schema {path}: is not JSON: {excerpt(error)}") from None
+        raise ConfigError(f"--json-schema {path}: is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise ConfigError(f"--json-schema {path}: a schema is an object, not {type(schema).__name__}")
     return schema

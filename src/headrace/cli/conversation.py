@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.cli.answer_view import AnswerView
 from headrace.cli.pieces import AnswerClock
-from headrace.cli.text_sources import TextSource
+from headrace.cli.text_sources import TextSource, cut_form
 from headrace.errors import ContextOverflow, EngineDead, HeadraceError, InvalidRequest
 
 __all__ = ["Conversation"]
@@ -63,6 +63,7 @@ class Conversation:
             self.turns.pop()
         note = ["stopped"] if stopped else []
         note += [clock.summary(self.source.tokens)] if answer else []
+        note += [remark] if answer and (remark := cut_form(self.source, self._params)) else []
         if note:
             self._view.note(", ".join(note))
 

@@ -8,7 +8,7 @@ import sys
 
 from headrace.cli.command_options import add_sampling_options, sampling
 from headrace.cli.logs import set_up_logging
-from headrace.cli.text_sources import add_source_options, open_source
+from headrace.cli.text_sources import add_source_options, cut_form, open_source
 from headrace.errors import ConfigError
 
 __all__ = ["configure", "run"]
@@ -23,10 +23,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     model, prompt = _model_and_prompt(args.words)
     set_up_logging(quiet=True)
-    with open_source(args, model) as source, contextlib.closing(source.complete(prompt, sampling(args))) as pieces:
+    params = sampling(args)
+    with open_source(args, model) as source, contextlib.closing(source.complete(prompt, params)) as pieces:
         for piece in pieces:
             print(piece, end="", flush=True)
-        print()
+        print(flush=True)
+        if remark := cut_form(source, params):
+            print(f"warning: {remark}", file=sys.stderr)
     return 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.cli.command_options import CHAT_TEMPERATURE
+from headrace.cli.command_options import CHAT_TEMPERATURE, with_whitespace
 from headrace.cli.pieces import Pieces
 from headrace.client.api import GenerateRequest
 from headrace.errors import EngineDead
@@ -39,6 +39,7 @@ class LocalSource:
         self._name = name
         self._count = 0
         self._tokens: int | None = None
+        self._finish: str | None = None
         self._llm = AsyncLLM(str(model), progress=progress, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-cli", daemon=True)
@@ -60,6 +61,10 @@ class LocalSource:
     def tokens(self) -> int | None:
         return self._tokens
 
+    @property
+    def finish_reason(self) -> str | None:
+        return self._finish
+
     def models(self) -> Sequence[str]:
         return ()
 
@@ -79,9 +84,9 @@ class LocalSource:
 
     def _stream(self, prompt: list[int], params: Mapping[str, Any]) -> Pieces:
         self._count += 1
-        self._tokens = None
+        self._tokens = self._finish = None
         room = self._llm.info.room(len(prompt))
-        limited = {**params, "max_tokens": max(1, min(params["max_tokens"], room))}
+        limited = {**with_whitespace(params), "max_tokens": max(1, min(params["max_tokens"], room))}
         request = GenerateRequest(f"cli-{self._count}", tuple(prompt), SamplingParams(**limited))
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         feeding = asyncio.run_coroutine_threadsafe(self._feed(request, pieces), self._loop)
@@ -98,6 +103,7 @@ class LocalSource:
                 async for output in outputs:
                     if output.usage is not None:
                         self._tokens = output.usage.completion_tokens
+                    self._finish = output.finish_reason or self._finish
                     pieces.put(output.text)
                     if output.error is not None:
                         raise EngineDead(output.error)

@@ -136,7 +136,7 @@ def _model(url: str) -> tuple[bool, str, bool]:
     says that it is a router.)"""
     import httpx
 
-    from headrace.cli.server_address import server_address
+    from headrace.cli.server_address import server_address, transport_fault
     from headrace.environment import read_environment
 
     key = read_environment().api_key
@@ -151,8 +151,10 @@ def _model(url: str) -> tuple[bool, str, bool]:
                 return True, "(its API key is not in HEADRACE_API_KEY)", False
             names = ", ".join(str(entry["id"]) for entry in reply.json()["data"])
             return True, names, _has_replicas(client, address.url)
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        return False, f"(no answer: {type(error).__name__})", False
+    except httpx.HTTPError as error:
+        return False, f"(no answer: {transport_fault(error)})", False
+    except (ValueError, LookupError, TypeError):
+        return False, "(no answer in the form of OpenAI's API)", False
 
 
 def _has_replicas(client: Any, url: str) -> bool:

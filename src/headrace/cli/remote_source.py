@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
+from headrace.cli.command_options import with_whitespace
 from headrace.cli.pieces import Pieces
-from headrace.cli.server_address import server_address, transport_fault
+from headrace.cli.server_address import no_answer, server_address, transport_fault
 from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, excerpt
 from headrace.event_stream import event_data
 
@@ -33,6 +34,8 @@ class RemoteSource:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._client = httpx.Client(headers=headers, timeout=_TIMEOUT, **address.options)
         self._tokens: int | None = None
+        self._finish: str | None = None
+        self._owners: dict[str, str] = {}
         self._model = model or self.models()[0]
 
     @property
@@ -42,6 +45,10 @@ class RemoteSource:
     @property
     def tokens(self) -> int | None:
         return self._tokens
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._finish
 
     def complete(self, prompt: str, params: Mapping[str, Any]) -> Pieces:
         for choice in self._choices("/v1/completions", {"prompt": prompt, **params}):
@@ -56,10 +63,18 @@ class RemoteSource:
 
     def models(self) -> Sequence[str]:
         with self._request("GET", "/v1/models", None) as response:
-            names = [str(entry["id"]) for entry in json.loads(response.read())["data"]]
-            if not names:
+            listed = json.loads(response.read())["data"]
+            self._owners = {str(entry["id"]): str(entry.get("owned_by")) for entry in listed}
+            if not self._owners:
                 raise LookupError("no model is listed")
-            return names
+            return list(self._owners)
+
+    def _is_ours(self) -> bool:
+        """As far as the server says so in its list of models, as routers of ours do too."""
+        if not self._owners:
+            with contextlib.suppress(InvalidRequest):
+                self.models()
+        return "headrace" in self._owners.values()
 
     def _engine(self) -> str:
         """Platform, dtype and context, if the server tells them: only ours does."""
@@ -71,7 +86,9 @@ class RemoteSource:
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         # Other servers refuse fields that only our server has: send only the values that the user gave.
         given = {name: value for name, value in body.items() if value not in (None, ())}
-        self._tokens = None
+        if "structured_outputs" in given and self._is_ours():
+            given = dict(with_whitespace(given))
+        self._tokens = self._finish = None
         asked = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **given}
         with self._request("POST", path, asked) as response:
             for data in event_data(response.iter_bytes()):
@@ -80,7 +97,9 @@ class RemoteSource:
                     raise EngineDead(str(chunk["error"].get("message", chunk["error"])))
                 if (usage := chunk.get("usage")) is not None:
                     self._tokens = usage.get("completion_tokens")
-                yield from chunk.get("choices", ())
+                for choice in chunk.get("choices", ()):
+                    self._finish = choice.get("finish_reason") or self._finish
+                    yield choice
 
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[httpx.Response]:
@@ -91,9 +110,7 @@ class RemoteSource:
                     raise _refusal(response)
                 yield response
         except httpx.TransportError as error:
-            raise ConfigError(
-                f"--url {self._url}: no answer ({transport_fault(error)}); is the server running?"
-            ) from error
+            raise ConfigError(no_answer(self._shown, transport_fault(error))) from error
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"--url {self._url}: the answer is not in the form of OpenAI's API: {excerpt(error)}"

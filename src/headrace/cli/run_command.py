@@ -17,7 +17,7 @@ from headrace.cli.chat_command import add_chat_options, chat
 from headrace.cli.command_options import sampling
 from headrace.cli.conversation import Conversation
 from headrace.cli.logs import set_up_logging
-from headrace.cli.text_sources import make_source
+from headrace.cli.text_sources import cut_form, make_source
 from headrace.errors import ConfigError
 
 __all__ = ["configure", "run"]
@@ -37,9 +37,12 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("there is no PROMPT: give one, pipe one in, or run this on a terminal to chat")
         return chat(args)
     with contextlib.closing(make_source(args, args.model)) as source:
-        conversation = Conversation(sampling(args), PlainView(sys.stdout), args.system, interactive=False)
+        params = sampling(args)
+        conversation = Conversation(params, PlainView(sys.stdout), args.system, interactive=False)
         conversation.source = source
         conversation.ask(prompt)
+        if remark := cut_form(source, params):
+            print(f"warning: {remark}", file=sys.stderr)
     return 0
 
 

@@ -9,7 +9,7 @@ import httpx
 
 from headrace.errors import ConfigError
 
-__all__ = ["ServerAddress", "server_address", "transport_fault"]
+__all__ = ["ServerAddress", "no_answer", "server_address", "transport_fault"]
 
 
 class ServerAddress(NamedTuple):
@@ -35,6 +35,11 @@ def transport_fault(error: Exception) -> str:
     return why
 
 
+def no_answer(url: str, why: str) -> str:
+    """What is said of an address where nothing answers, with the remedy. `why`: as of `transport_fault`."""
+    return f"no answer from {url} ({why}); is the server running? `headrace serve` starts one"
+
+
 def server_address(url: str, option: str = "--url ") -> ServerAddress:
     """Without a `/v1` at its end. `option`: that gave it, for messages; empty for an argument. Raises ConfigError."""
     if url.startswith("unix:"):
@@ -47,7 +52,7 @@ def server_address(url: str, option: str = "--url ") -> ServerAddress:
     try:
         found = httpx.URL(url if "://" in url else f"http://{url}")
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"{option}{url}: {error}") from error
+        raise ConfigError(f"{option}{url}: {error}: give it as http://HOST:PORT, or unix:PATH") from error
     if found.scheme not in ("http", "https") or not found.host:
         raise ConfigError(f"{option}{url}: give it as http://HOST:PORT, or unix:PATH")
     base = str(found).rstrip("/").removesuffix("/v1")

@@ -7,6 +7,7 @@ import argparse
 import json
 from typing import Any
 
+from headrace.cli.address_options import add_address, chosen_address
 from headrace.errors import ConfigError, EngineDead
 
 __all__ = ["configure", "run"]
@@ -16,17 +17,10 @@ _PATIENCE = 5.0
 _COLUMNS = ("replica", "state", "role", "model", "waiting", "running", "requests", "restarts", "url", "where")
 _TITLES = {"requests": "IN-FLIGHT"}
 """Of columns that are not titled by their name: those that the router has sent and that have not ended."""
-_DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "url",
-        nargs="?",
-        metavar="URL",
-        help=f"of a router or a server, or unix:PATH (default: {_DEFAULT_URL})",
-    )
-    parser.add_argument("--url", dest="url_option", metavar="URL", help="the same, as other commands take it")
+    add_address(parser, "of a router or a server, or unix:PATH")
     parser.add_argument("--api-key", metavar="KEY", help="default: HEADRACE_API_KEY")
     parser.add_argument("--json", action="store_true", help="for programs")
 
@@ -35,11 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Returns 1 if no engine can take requests."""
     from headrace.environment import read_environment
 
-    if args.url is not None and args.url_option is not None:
-        raise ConfigError(f"give the address once: {args.url} or --url {args.url_option}")
     key = (args.api_key or read_environment().api_key or "").strip() or None
-    option = "--url " if args.url_option is not None else ""
-    status = _read(args.url_option or args.url or _DEFAULT_URL, key, option)
+    url, option = chosen_address(args)
+    status = _read(url, key, option)
     print(json.dumps(status, indent=2) if args.json else "\n".join(_lines(status)))
     return 0 if any(row["state"] == "ready" for row in status["replicas"]) else 1
 
@@ -49,7 +41,7 @@ def _read(url: str, key: str | None, option: str) -> dict[str, Any]:
     address, for messages. Raises EngineDead and ConfigError."""
     import httpx
 
-    from headrace.cli.server_address import server_address, transport_fault
+    from headrace.cli.server_address import no_answer, server_address, transport_fault
 
     at = server_address(url, option=option)
     address = at.shown
@@ -63,9 +55,15 @@ def _read(url: str, key: str | None, option: str) -> dict[str, Any]:
                 return {"group": None, "replicas": [_server_row(http, address)]}
             answer.raise_for_status()
             found: dict[str, Any] = answer.json()
+            if not all("state" in row for row in found["replicas"]):
+                raise ValueError("a replica has no state")
             return found
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise EngineDead(f"no answer from {address}: {transport_fault(error)}") from None
+    except httpx.TransportError as error:
+        raise EngineDead(no_answer(address, transport_fault(error))) from None
+    except httpx.HTTPStatusError as error:
+        raise EngineDead(f"{address} answers {error.response.status_code}, and not as a Headrace server does") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise EngineDead(f"{address} does not answer as a Headrace server does: {transport_fault(error)}") from None
 
 
 def _server_row(http: Any, address: str) -> dict[str, Any]:

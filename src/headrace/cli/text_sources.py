@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.pieces import Pieces
 
-__all__ = ["TextSource", "add_source_options", "make_source", "open_source"]
+__all__ = ["TextSource", "add_source_options", "cut_form", "make_source", "open_source"]
 
 
 class TextSource(Protocol):
@@ -32,6 +32,10 @@ class TextSource(Protocol):
     def tokens(self) -> int | None:
         """Tokens of the last answer so far; None if they are not known."""
 
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the last answer ended, as OpenAI's API says it; None if it is not known."""
+
     def models(self) -> Sequence[str]:
         """Names that could be asked for instead; empty if that is for others to know."""
 
@@ -40,6 +44,14 @@ class TextSource(Protocol):
     def chat(self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> Pieces: ...
 
     def close(self) -> None: ...
+
+
+def cut_form(source: TextSource, params: Mapping[str, Any]) -> str | None:
+    """A remark if the last answer was to have a form (`--json-schema`, `--regex`, `--choice`) and was cut off before it
+    was complete."""
+    if "structured_outputs" not in params or source.finish_reason != "length":
+        return None
+    return "the answer was cut off before its form was complete: raise --max-tokens, or shorten the prompt"
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:

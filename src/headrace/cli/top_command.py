@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.address_options import add_address, chosen_address
 from headrace.errors import ConfigError, EngineDead
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ _PLAIN = (100, 60)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="of the server, or unix:PATH (default: http://127.0.0.1:8000)"
-    )
+    add_address(parser, "of the server, or unix:PATH")
     parser.add_argument("--model", metavar="NAME", help="of a server with several (default: all of them together)")
     parser.add_argument("--api-key", metavar="KEY", help="default: HEADRACE_API_KEY")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: 1)")
@@ -45,17 +44,19 @@ def run(args: argparse.Namespace) -> int:
     if not 0.1 <= args.interval <= 3600:
         raise ConfigError(f"--interval {args.interval:g}: choose from 0.1 to 3600 seconds")
     key = (args.api_key or read_environment().api_key or "").strip() or None
-    reader = Reader(args.url, key, model=args.model)
+    url, option = chosen_address(args)
+    reader = Reader(url, key, model=args.model, option=option)
     try:
         if args.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-            return _snapshot(reader, args.url, args.interval)
-        return _watch(reader, args.url, args.interval)
+            return _snapshot(reader, url, args.interval)
+        return _watch(reader, url, args.interval)
     finally:
         reader.close()
 
 
 def _snapshot(reader: Reader, url: str, interval: float) -> int:
     """Two readings, so that there are rates. Raises EngineDead if the server does not answer."""
+    from headrace.cli.server_address import no_answer
     from headrace.cli.top_reading import Window
     from headrace.cli.top_view import top_lines
 
@@ -65,7 +66,7 @@ def _snapshot(reader: Reader, url: str, interval: float) -> int:
             time.sleep(interval)
         reading = reader.read()
         if reading.fault:
-            raise EngineDead(f"no answer from {url}: {reading.fault}")
+            raise EngineDead(f"{url}: {reading.fault}" if reading.heard else no_answer(url, reading.fault))
         window.add(reading)
     print("\n".join(top_lines(url, window, "", *_PLAIN)))
     return 0

@@ -32,6 +32,8 @@ class Reading:
     """What `/v1/engine/state` answers."""
     fault: str = ""
     """Why there is no answer; empty if there is one."""
+    heard: bool = True
+    """The server gave an answer, if perhaps one of no use."""
 
     def value(self, name: str, **labels: str) -> float:
         """The sum over all series with these labels; 0 without any."""
@@ -48,11 +50,12 @@ class Reader:
         key: str | None = None,
         transport: httpx.BaseTransport | None = None,
         model: str | None = None,
+        option: str = "--url ",
     ) -> None:
         """`model`: the one of several that is read; None: the figures of all, and the state of the last that was
-        used."""
+        used. `option`: as of `server_address`. Raises ConfigError for an address that is none."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        address = server_address(url)
+        address = server_address(url, option)
         options = address.options if transport is None else {"transport": transport}
         self._model = model
         self._http = httpx.Client(base_url=address.url, headers=headers, timeout=_TIMEOUT, **options)
@@ -65,7 +68,7 @@ class Reader:
             state = self._get("/v1/engine/state", named).json()
             return Reading(time.monotonic(), self._own(parse_metrics(text)), state)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            return Reading(time.monotonic(), fault=_described(error))
+            return Reading(time.monotonic(), fault=_described(error), heard=not isinstance(error, httpx.TransportError))
 
     def _own(self, samples: dict[str, dict[_Labels, float]]) -> dict[str, dict[_Labels, float]]:
         """Without those of other models."""

@@ -22,7 +22,7 @@ _INTERRUPTED = 130
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="a directory, a .gguf file or a catalogue name")
+    add("model", metavar="MODEL", help="a directory, a .gguf file or a catalogue name")
     add("--method", required=True, choices=METHODS, help="the kind of head")
     add("--text", required=True, type=Path, metavar="PATH", help="a UTF-8 file, or a directory of such files")
     add("--out", required=True, type=Path, metavar="DIR", help="where the head is written: an empty directory")

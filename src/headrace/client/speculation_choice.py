@@ -75,7 +75,7 @@ def read_predictions(
     if not isinstance(predictions, Sequence) or isinstance(predictions, (bytes, bytearray)):
         raise _wrong_prediction("predictions", f"takes a text or a list, got {type(predictions).__name__}")
     if len(predictions) != count:
-        raise _wrong_prediction("predictions", f"has {len(predictions)} entries for {count} prompts: give one for each")
+        raise _wrong_prediction("predictions", f"needs one entry a prompt, {count} in all, got {len(predictions)}")
     return [_read(one, f"predictions[{index}]", encode) for index, one in enumerate(predictions)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from headrace.core.drafts import DraftRow, StepSize
@@ -17,6 +19,9 @@ from headrace.speculation.speculator import Drafts, Speculator
 from headrace.types import Request, StepPlan
 
 __all__ = ["Drafting", "RoundModel"]
+
+_GAPS, _ENOUGH_GAPS = 9, 5
+"""Latest waits for drafts that are kept; the number from which on their median counts, and not the shortest."""
 
 
 class RoundModel(Protocol):
@@ -84,7 +89,7 @@ class Drafting:
         speculator's drafter or with the head that is `model`. `times`: tells the device's time of each launch."""
         self._speculator, self._predicted_only, self._model = speculator, predicted_only, model
         self._on_device, self._times = on_device, LaunchTimes(times)
-        self._gap = 0.0
+        self._gaps = deque[float](maxlen=_GAPS)
         """Seconds that the device stands still if a step must wait for the commit of the one before it."""
         self._watch = _Stopwatch(clock)
         self._unread: dict[str, Request] = {}
@@ -213,7 +218,13 @@ class Drafting:
         """Learn for how long the device stands still between a step with drafts and the next. The time that the model
         drafts in between counts apart."""
         seconds = max(0.0, seconds - self._drafting)
-        self._gap = seconds if self._gap == 0 else 0.9 * self._gap + 0.1 * seconds
+        self._gaps.append(seconds)
+
+    @property
+    def _gap(self) -> float:
+        """The usual one of the latest. A launch that compiles first takes seconds, and must not count: the policy would
+        find drafts dear, and without drafts nothing is measured again."""
+        return median(self._gaps) if len(self._gaps) >= _ENOUGH_GAPS else min(self._gaps, default=0.0)
 
     def _spent(self) -> tuple[float, float]:
         return (0.0, 0.0) if self._model is None else (self._model.wall, self._model.busy)

@@ -20,6 +20,8 @@ from headrace.speculation.step_cost import StepCost
 
 __all__ = ["UnwaitedRounds", "until_none"]
 
+_MOST_BROKEN = 64
+"""Rounds in flight at failed steps whose times are still asked for: a device may have lost those of some."""
 _MEASURED, _UNKNOWN = 64, 4
 """One round in so many is waited for and measured; the second: of those with passes whose times are not known."""
 
@@ -52,6 +54,8 @@ class UnwaitedRounds(GuardedRounds):
         self.cost = StepCost()
         self._places = places
         self._unread = deque[_Unread]()
+        self._broken = deque[_Unread](maxlen=_MOST_BROKEN)
+        """Rounds that were in flight when a step failed: the device's seconds count, whatever they have computed."""
         self._rounds = 0
         self._worked = 0.0
         """Seconds of the latest round in which the device works, whether it is waited for or not."""
@@ -71,6 +75,8 @@ class UnwaitedRounds(GuardedRounds):
         return made
 
     def _begin_anew(self) -> None:
+        self.learn_times()
+        self._broken.extend(one for one in self._unread if one.marks)
         self._unread.clear()
 
     def _leave(
@@ -89,8 +95,14 @@ class UnwaitedRounds(GuardedRounds):
         the device's caches."""
         for one in self._unread:
             self._learn(one)
+        for _ in range(len(self._broken)):
+            one = self._broken.popleft()
+            self._learn(one, sound=False)
+            if one.marks:
+                self._broken.append(one)
 
-    def _learn(self, one: _Unread) -> None:
+    def _learn(self, one: _Unread, sound: bool = True) -> None:
+        """`sound`: nothing has failed in it, so that later rounds will take as long."""
         if not one.marks:
             return
         ends = [self._times.busy_until(mark) for mark in one.marks]
@@ -99,7 +111,8 @@ class UnwaitedRounds(GuardedRounds):
             return
         for (tokens, context), start, end in zip(one.passes, ends, ends[1:], strict=False):
             if start is not None and end is not None:
-                self.cost.observe(tokens, context, end - start)
+                if sound:
+                    self.cost.observe(tokens, context, end - start)
                 self.unwaited += end - start
         one.marks = ()
 

@@ -191,7 +191,9 @@ class HttpBackend:
                 await response.aclose()
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
-            raise EngineDead(f"{self.url}: no answer ({why}); is the server running?") from error
+            raise EngineDead(
+                f"{self.url}: no answer ({why}); is the server running? `headrace serve` starts one"
+            ) from error
 
     async def _answered(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         """The answer, its body not read yet. A server that is full is asked again when it says."""

@@ -81,7 +81,19 @@ def config_level(quantization: Mapping[str, Any]) -> str:
         values = groups.values() if isinstance(groups, dict) else ()
         found = [_group_level(one, quantization.get("format")) for one in values if isinstance(one, dict)]
         return ", ".join(dict.fromkeys(filter(None, found)))
+    if method.startswith("modelopt"):
+        return _modelopt_level(quantization) or method.upper()
     return _METHODS.get(method, method.upper())
+
+
+def _modelopt_level(quantization: Mapping[str, Any]) -> str:
+    """`quant_algo`, as `FP8` or `NVFP4`; of mixed precision, that of each layer. Empty: it does not tell."""
+    algorithm = quantization.get("quant_algo")
+    layers = quantization.get("quantized_layers")
+    if algorithm == "MIXED_PRECISION" and isinstance(layers, dict):
+        named = [one.get("quant_algo") for one in layers.values() if isinstance(one, dict)]
+        return ", ".join(dict.fromkeys(name for name in named if isinstance(name, str) and name)) or algorithm
+    return algorithm if isinstance(algorithm, str) else ""
 
 
 def _group_level(group: Mapping[str, Any], whole: object) -> str:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from headrace import event_loop
 from headrace.config import ServerConfig
@@ -68,9 +69,18 @@ def run_router(options: RouterOptions, group: EngineGroup | None = None) -> int:
 
 
 def _checked(url: str) -> str:
+    """The address with its scheme, which HOST:PORT may lack. Raises ConfigError."""
     text = url if "://" in url else f"http://{url}"
-    if not text.startswith("http://") or not text[7:].rstrip("/") or "/" in text[7:].rstrip("/"):
-        raise ConfigError(f"{url!r} is no engine's address: write it as http://HOST:PORT, without a path")
+    wrong = ConfigError(f"{url!r} is no engine's address: write it as http://HOST:PORT, without a path")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme != "http" or not host or any(letter.isspace() for letter in text) or "@" in parts.netloc:
+        raise wrong
+    if parts.path.strip("/") or parts.query or parts.fragment or port == 0 or (port is None and text != url):
+        raise wrong
     return text
 
 

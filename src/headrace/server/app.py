@@ -156,6 +156,17 @@ def _endpoint(context: Context, row: RouteSpec) -> Callable[[Request], Awaitable
     return endpoint
 
 
+def _meant(app: FastAPI, request: Request) -> str:
+    """The route that a client with a wrong base address means: without its /v1, with two of them, or with a slash."""
+    path = request.url.path.rstrip("/")
+    ours = [route for route in app.routes if isinstance(route, ServerRoute)]
+    known = {route.path for route in ours if request.method in (route.methods or ())}
+    for other in (path, f"/v1{path}", path.removeprefix("/v1")):
+        if other in known and other != request.url.path:
+            return f"; did you mean {other}?"
+    return ""
+
+
 def _handle_errors(app: FastAPI, context: Context) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         return context.refuse(to_http(error), request.scope)
@@ -163,7 +174,7 @@ def _handle_errors(app: FastAPI, context: Context) -> None:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         off = any(row.path == request.url.path for row in control.ROUTES)
-        remedy = ": serve with --enable-control-routes to have it" if off else ""
+        remedy = ": serve with --enable-control-routes to have it" if off else _meant(app, request)
         return await routes.no_route(context, request, error, remedy)
 
     async def on_disconnect(request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import msgspec
 
 from headrace.event_stream import event_data
+from headrace.server.request_log import LineHeldBack
 
 __all__ = ["ask"]
 
@@ -24,15 +25,18 @@ def ask(url: str, model: str, prompt: str, api_key: str | None = None, out: Text
     import httpx
 
     print(f"\n> {prompt}", file=out, flush=True)
+    line = LineHeldBack()
     try:
-        for text in islice(_answer(url, model, prompt, api_key), _MOST):
+        for text in islice(_answer(url, model, prompt, api_key, line), _MOST):
             print(text, end="", file=out, flush=True)
         print(file=out, flush=True)
     except (httpx.HTTPError, msgspec.DecodeError) as error:
         print(f"(no answer: {error or type(error).__name__})", file=out, flush=True)
+    finally:
+        line.release()
 
 
-def _answer(url: str, model: str, prompt: str, api_key: str | None) -> Iterator[str]:
+def _answer(url: str, model: str, prompt: str, api_key: str | None, line: LineHeldBack) -> Iterator[str]:
     import httpx
 
     body = {
@@ -54,7 +58,9 @@ def _answer(url: str, model: str, prompt: str, api_key: str | None) -> Iterator[
             yield _message(msgspec.json.decode(response.read()))
             return
         for data in event_data(response.iter_bytes()):
-            yield from _texts(msgspec.json.decode(data))
+            chunk = msgspec.json.decode(data)
+            line.id = chunk.get("id", line.id)
+            yield from _texts(chunk)
 
 
 def _texts(chunk: dict[str, Any]) -> Iterator[str]:

@@ -63,16 +63,16 @@ async def read_lenient(request: Request, kind: type[L]) -> tuple[L, list[str], b
 
 
 def as_chat(fields: dict[str, Any], extras: dict[str, Any] | None) -> tuple[ChatRequest, bytes]:
-    """The internal form of a conversation, checked, and its bytes. `fields` are those of chat completions; those that
-    are None are left out."""
+    """The internal form of a conversation, checked, and its bytes. `fields` are those of chat completions, of which
+    `extras` go first; those that are None are left out, in either, as if they had not been given."""
     for name in extras or ():
         if name not in _EXTRAS:
             param = f"headrace.{name[:100]}"
             raise InvalidRequest(
                 f"`{param}` is not among its fields: {', '.join(sorted(_EXTRAS))}", param, "unknown_parameter"
             )
-
-    plain = {name: value for name, value in {**fields, **(extras or {})}.items() if value is not None}
+    given = [*fields.items(), *(extras or {}).items()]
+    plain = {name: value for name, value in given if value is not None}
     sent = msgspec.json.encode(plain)
     return decode_body(sent, ChatRequest), sent
 

@@ -49,17 +49,25 @@ def read_files(path: str) -> ModelFiles:
     size, kind = sum(file.stat().st_size for file in weights), min(file.suffix[1:] for file in weights)
     if not (place / "config.json").is_file() and kind == "gguf":
         return _gguf(weights[0], size)
-    return _described(_json(place / "config.json"), size, kind)
+    values = _json(place / "config.json")
+    return _described(values, values.get("quantization_config") or _modelopt(place), size, kind)
 
 
-def _described(values: dict[str, Any], size: int, kind: str) -> ModelFiles:
+def _modelopt(place: Path) -> dict[str, Any]:
+    """What ModelOpt's own file says in the place of a `quantization_config`; empty without one."""
+    found = _json(place / "hf_quant_config.json").get("quantization")
+    if not isinstance(found, dict) or not isinstance(found.get("quant_algo"), str):
+        return {}
+    return {**found, "quant_method": "modelopt"}
+
+
+def _described(values: dict[str, Any], quantization: object, size: int, kind: str) -> ModelFiles:
     inner = values.get("text_config")
     text = inner if isinstance(inner, dict) else values
     named = text.get("torch_dtype") or text.get("dtype") or values.get("torch_dtype") or values.get("dtype")
     dtype = named if isinstance(named, str) and named in FLOAT_NAMES else None
     stored = None if dtype is None else 4.0 if dtype == "float32" else 2.0
     family, context = values.get("model_type"), text.get("max_position_embeddings")
-    quantization = values.get("quantization_config")
     level = config_level(quantization) if isinstance(quantization, dict) else ""
     return ModelFiles(
         size,

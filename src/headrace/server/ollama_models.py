@@ -36,8 +36,9 @@ def running_model(model: LocalModel, info: ModelInfo, leaves_in: float | None = 
 def show(context: Context) -> ShowReply:
     """As `local_model`, of a model that is loaded."""
     info, formats = context.client.info, context.formats
-    reply = show_files(context.model, info.path, info.created, info.max_model_len)
-    reply.model_info[f"{read_files(info.path).architecture}.vocab_size"] = info.vocab_size
+    files = read_files(info.path)
+    reply = _reply(context.model, files, info.created, info.max_model_len)
+    reply.model_info[f"{files.architecture}.vocab_size"] = info.vocab_size
     reply.template = context.tokenizer.template_source
     facts = info.embedding
     reply.capabilities = ["completion"] * facts.generates + ["embedding"] * (facts.pooling is not None)
@@ -45,9 +46,14 @@ def show(context: Context) -> ShowReply:
     return reply
 
 
-def show_files(name: str, path: str, created: int, most: int | None) -> ShowReply:
-    """What is told of a model that has not been loaded. `most`: tokens of a prompt and its answer, if that is known."""
+def show_files(name: str, path: str, created: int) -> ShowReply:
+    """What is told of a model that has not been loaded. Reads its files, as `local_model`."""
     files = read_files(path)
+    return _reply(name, files, created, files.context)
+
+
+def _reply(name: str, files: ModelFiles, created: int, most: int | None) -> ShowReply:
+    """`most`: tokens of a prompt and its answer, if that is known."""
     family = files.architecture
     known: dict[str, Any] = {"general.architecture": family}
     if most is not None:

@@ -125,8 +125,8 @@ async def show_local(pool: ModelPool, front: Context, request: Request) -> Respo
     if model.context is not None:
         model.shown = await front.workers.run(0, partial(show, model.context))
     elif model.shown is None:
-        path, most = str(model.plan.path), read_files(str(model.plan.path)).context
-        model.shown = await front.workers.run(0, partial(show_files, model.name, path, front.started, most))
+        path = str(model.plan.path)
+        model.shown = await front.workers.run(0, partial(show_files, model.name, path, front.started))
     return _json(model.shown)
 
 

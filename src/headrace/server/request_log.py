@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from headrace.log_format import FIELDS
 from headrace.server.page_files import DOCS_PATHS, PAGE_PATHS
 from headrace.server.request_record import RequestRecord
 
-__all__ = ["is_noted", "log_request"]
+__all__ = ["LineHeldBack", "is_noted", "log_request"]
 
 _log = logging.getLogger("headrace.requests")
 _LEFT_OUT = frozenset({"/health", "/metrics", "/v1/engine/state", *PAGE_PATHS, *DOCS_PATHS})
@@ -34,6 +35,35 @@ def log_request(scope: Scope, record: RequestRecord) -> None:
     status = record.status or "-"
     extra = {FIELDS: {"method": scope["method"], "path": path, "status": record.status, **values}}
     _log.info("%s %s %s %s", scope["method"], path, status, shown, extra=extra)
+
+
+class LineHeldBack(logging.Filter):
+    """Holds back the line of one request until `release`: one whose answer is printed to the terminal would have it
+    behind the answer's last word. For two threads: one logs, the other releases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.id: str | None = None
+        """The request's; None until it is known: then nothing is held back."""
+        self._held: list[logging.LogRecord] = []
+        self._lock = threading.Lock()
+        self._released = False
+        _log.addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        with self._lock:
+            if self._released or self.id is None or getattr(record, FIELDS, {}).get("id") != self.id:
+                return True
+            self._held.append(record)
+            return False
+
+    def release(self) -> None:
+        """Log what was held back, and hold nothing back any more."""
+        with self._lock:
+            self._released = True
+        _log.removeFilter(self)
+        for record in self._held:
+            _log.handle(record)
 
 
 def _shown(value: object) -> str:

@@ -33,7 +33,8 @@ def logits() -> real.Arrays:
 def text() -> real.Arrays:
     with tempfile.TemporaryDirectory() as folder:
         real.convert(cached_path(MODEL), Path(folder))
-        return real.compute_text(Path(folder), real.windows(Path(folder)))
+        facts = real.facts_of(Path(folder))
+        return {**facts, **real.compute_text(Path(folder), real.windows(Path(folder)))}
 
 
 def compare(made: real.Arrays, before: real.Arrays) -> list[str]:

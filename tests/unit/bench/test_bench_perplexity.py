@@ -127,7 +127,7 @@ def test_a_server_without_logprobs_is_named(text: Path) -> None:
         (["--window", "3"], "--window 3"),
         (["--window", "512"], "shorter than one window"),
         (["--window", "8", "--url", "http://127.0.0.1:1", "--kv-dtype", "int8"], "--kv-dtype chooses"),
-        (["--window", "8", "--url", "http://127.0.0.1:1"], "no prompt logprobs: ConnectError"),
+        (["--window", "8", "--url", "http://127.0.0.1:1"], "is the server running"),
     ],
 )
 def test_invalid_options_and_texts_are_refused(text: Path, options: list[str], complaint: str) -> None:

@@ -22,6 +22,7 @@ class FakeSource:
 
     is_remote = False
     header = "fake on nothing"
+    finish_reason: str | None = "stop"
 
     @property
     def tokens(self) -> int | None:

@@ -72,6 +72,19 @@ class TestGenerate:
         assert main(["generate"]) == 2
         assert "give a PROMPT" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("verb", ["generate", "run"])
+    @pytest.mark.parametrize(
+        ("finish", "form", "told"), [("length", True, True), ("length", False, False), ("stop", True, False)]
+    )
+    def test_a_form_that_was_cut_off_is_told(
+        self, source: FakeSource, capsys: pytest.CaptureFixture[str], verb: str, finish: str, form: bool, told: bool
+    ) -> None:
+        source.finish_reason = finish
+        assert main([verb, "m", "12", *(["--regex", "[0-9]{9}"] if form else [])]) == 0
+        shown = capsys.readouterr()
+        assert shown.out == "12\n"
+        assert shown.err.startswith("warning: the answer was cut off before its form was complete") == told
+
     def test_a_prompt_that_was_not_quoted(self, source: FakeSource, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["generate", "a", "b", "c"]) == 2
         assert "quotation marks" in capsys.readouterr().err
@@ -260,7 +273,7 @@ class FakeLLM:
         try:
             for token in request.prompt:
                 await asyncio.sleep(0)
-                yield Output(0, str(token) + " ", error="lost" if token == ord("!") else None)
+                yield Output(0, str(token) + " ", finish_reason="length", error="lost" if token == ord("!") else None)
         except (GeneratorExit, asyncio.CancelledError):
             self.aborted = True
             raise
@@ -280,6 +293,7 @@ class TestLocal:
     def test_prompts_and_conversations(self, llm: type[FakeLLM]) -> None:
         with contextlib.closing(local_source.LocalSource(Path("m"), {"threads": 2})) as source:
             assert "".join(source.complete("ab", PARAMS)) == "97 98 255 "
+            assert source.finish_reason == "length"
             assert "".join(source.chat([{"content": "a"}], PARAMS)) == "60 97 62 "
         (made,) = llm.made
         assert made.options == {"threads": 2}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from headrace import server
+from headrace.argument_parser import ArgumentParser
 from headrace.arguments import add_engine_options, add_server_options, engine_options
 from headrace.cli import serve_command
-from headrace.cli.command_options import add_sampling_options, build_config, sampling
+from headrace.cli.command_options import add_sampling_options, build_config, sampling, with_whitespace
 from headrace.cli.main import main
 from headrace.config import Config, parse_size
 from headrace.engine.launch import EngineProcessHandle
@@ -238,6 +239,48 @@ def test_sampling_options_are_those_of_sampling_params() -> None:
     assert (params.stop, params.seed, params.top_k, params.temperature) == (("a", "b"), 3, 4, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("m --seed 3 hi", ["hi"]),
+        ("--seed 3 m hi you", ["hi", "you"]),
+        ("m hi --seed 3 you", ["hi", "you"]),
+        ("m --choice yes --choice no hi --seed 3 -", ["hi", "-"]),
+        ("m --seed 3", []),
+    ],
+)
+def test_options_stand_anywhere(arguments: str, words: list[str]) -> None:
+    """Between a model and its prompt, too, where argparse alone refuses the prompt."""
+    parser = ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("words", nargs="*")
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    args = parser.parse_args(arguments.split())
+    assert (args.model, args.words) == ("m", words)
+
+
+@pytest.mark.parametrize("arguments", ["m --sed 3 hi", "m --seed 3 hi --sed", "m --seed 3 hi -x"])
+def test_words_behind_an_unknown_option_are_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("words", nargs="*")
+    add_sampling_options(parser, temperature=0.5, max_tokens=9)
+    with pytest.raises(SystemExit):
+        parser.parse_args(arguments.split())
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_options_between_numbers_and_behind_a_subcommand() -> None:
+    parser = ArgumentParser()
+    inner = parser.add_subparsers(dest="verb").add_parser("run")
+    inner.add_argument("numbers", nargs="+", type=int)
+    inner.add_argument("--seed", type=int)
+    args = parser.parse_args(["run", "1", "--seed", "2", "3"])
+    assert (args.numbers, args.seed) == ([1, 3], 2)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["run", "1", "--seed", "2", "three"])
+
+
 def test_the_form_of_the_answer(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_sampling_options(parser, temperature=0.5, max_tokens=9)
@@ -250,7 +293,16 @@ def test_the_form_of_the_answer(tmp_path: Path) -> None:
         return params["structured_outputs"]
 
     schema = {"json": {"type": "object"}}
-    assert form("--json-schema", str(file)) == {**schema, "whitespace": "compact"}
+    assert form("--json-schema", str(file)) == schema
+    unasked = {"structured_outputs": schema, "max_tokens": 9}
+    assert with_whitespace(unasked)["structured_outputs"] == {**schema, "whitespace": "compact"}
+    assert unasked["structured_outputs"] == schema
+    for kept in (
+        {"structured_outputs": {"regex": "a"}},
+        {"max_tokens": 9},
+        {"structured_outputs": {**schema, "whitespace": "flexible"}},
+    ):
+        assert with_whitespace(kept) == kept
     assert form("--json-schema", str(file), "--whitespace", "flexible") == {**schema, "whitespace": "flexible"}
     assert form("--regex", "a+") == {"regex": "a+"}
     assert form("--choice", "yes", "--choice", "no") == {"choice": ["yes", "no"]}
@@ -261,7 +313,12 @@ def test_the_form_of_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "No such file"), ("{", "is not JSON"), ("[]", "a schema is an object, not list")]
+    ("text", "message"),
+    [
+        (None, "No such file"),
+        ("{", "is not JSON: Expecting property name"),
+        ("[]", "a schema is an object, not list"),
+    ],
 )
 def test_a_schema_that_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> None:
     parser = argparse.ArgumentParser()

@@ -29,6 +29,7 @@ class Server(ThreadingHTTPServer):
         self.refusal: tuple[int, bytes] | None = None
         self.chunks: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
+        self.owner = "someone"
 
     @property
     def url(self) -> str:
@@ -42,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        models = {"data": [{"id": "first"}, {"id": "second"}]}
+        models = {"data": [{"id": "first", "owned_by": self.server.owner}, {"id": "second"}]}
         self._answer(None, json.dumps(self.server.state if self.path == "/v1/engine/state" else models).encode())
 
     def do_POST(self) -> None:
@@ -73,7 +74,7 @@ class UnixServer(Server):
     address_family = socket.AF_UNIX
 
     def __init__(self, path: Path) -> None:
-        self.requests, self.refusal, self.chunks, self.state = [], None, [], {}
+        self.requests, self.refusal, self.chunks, self.state, self.owner = [], None, [], {}, "someone"
         ThreadingHTTPServer.__init__(self, str(path), Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -97,7 +98,7 @@ def test_a_server_behind_a_unix_socket(tmp_path: Path) -> None:
             source.close()
         server.shutdown()
         thread.join()
-    with pytest.raises(ConfigError, match=r"--url unix:.*no answer"):
+    with pytest.raises(ConfigError, match=r"^no answer from unix:"):
         RemoteSource(f"unix:{path}")
     with pytest.raises(ConfigError, match="unix:PATH"):
         RemoteSource("unix:")
@@ -113,7 +114,7 @@ def test_chat_streams_deltas(server: Server) -> None:
     ]
     source = RemoteSource(server.url, "m", "key")
     assert "".join(source.chat([{"role": "user", "content": "hi"}], PARAMS)) == "Héllo"
-    assert source.tokens == 4
+    assert (source.tokens, source.finish_reason) == (4, "stop")
     ((path, key, body),) = server.requests
     assert (path, key) == ("/v1/chat/completions", "Bearer key")
     assert body == {
@@ -143,6 +144,27 @@ def test_the_first_model_is_used_if_none_is_named(server: Server, suffix: str) -
     body = server.requests[1][2]
     assert (body["model"], body["prompt"], body["top_k"], body["stop"]) == ("first", "x", 3, ["z"])
     assert server.requests[1][1] is None
+
+
+@pytest.mark.parametrize("model", [None, "first"])
+@pytest.mark.parametrize(
+    ("owner", "asked", "sent"),
+    [
+        ("someone", {}, {}),
+        ("headrace", {}, {"whitespace": "compact"}),
+        ("someone", {"whitespace": "flexible"}, {"whitespace": "flexible"}),
+        ("headrace", {"whitespace": "flexible"}, {"whitespace": "flexible"}),
+    ],
+)
+def test_only_our_servers_get_a_field_of_ours_that_nobody_asked_for(
+    server: Server, model: str | None, owner: str, asked: dict[str, str], sent: dict[str, str]
+) -> None:
+    server.owner = owner
+    form = {"json": {"type": "object"}}
+    list(RemoteSource(server.url, model).complete("x", PARAMS | {"structured_outputs": {**form, **asked}}))
+    assert server.requests[-1][2]["structured_outputs"] == {**form, **sent}
+    paths = [path for path, _, _ in server.requests]
+    assert paths == ["/v1/models", "/v1/completions"]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,35 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a folder as text": (["bench", "perplexity", "m", "folder"], "folder: Is a directory"),
     "bytes as text": (["bench", "perplexity", "m", "bytes"], "bytes is not UTF-8 text: byte 128"),
     "a text's name that no file can have": (["bench", "perplexity", "m", LONG], "File name too long"),
-    "reports that are absent": (["bench", "compare", "absent", "absent"], "absent"),
+    "reports that are absent": (
+        ["bench", "compare", "absent", "absent"],
+        "absent cannot be read (No such file or directory): give a file that `headrace bench serve --json`",
+    ),
+    "a report of bytes": (["bench", "compare", "bytes", "bytes"], "bytes is no report of runs"),
+    "a word where options alone are taken": (["ps", "x"], "unrecognized arguments: x; headrace ps takes options alone"),
+    "an address with a wrong port": (
+        ["top", "http://x:y"],
+        "http://x:y: Invalid port: 'y': give it as http://HOST:PORT",
+    ),
+    "an address to score with that is none": (
+        ["bench", "perplexity", "m", "text", "--url", "ftp://x"],
+        "--url ftp://x: give it as http://HOST:PORT",
+    ),
+    "no reports": (["bench", "compare"], "the following arguments are required: OURS, PEER"),
+    "a server to measure that is absent": (
+        ["top", URL],
+        f"no answer from {URL} (Connection refused); is the server running? `headrace serve` starts one",
+    ),
+    "an address to watch that is none": (["top", "ftp://x"], "error: ftp://x: give it as http://HOST:PORT"),
+    "two addresses to watch": (["top", URL, "--url", URL], "give the address once"),
+    "a server to ask that is absent": (
+        ["generate", "--url", URL, "hi"],
+        f"no answer from {URL} (Connection refused); is the server running? `headrace serve` starts one",
+    ),
+    "an address to measure that is none": (["bench", "serve", "--url", "ftp://x"], "--url ftp://x: give it as http://"),
+    "a recorded trace without its option": (["simulate", "text"], "did you mean --trace text?"),
+    "an address without its option": (["chat", "m", "http://x"], "did you mean --url http://x?"),
+    "an option without its value": (["simulate", "--trace"], "it needs a value: --trace FILE, or --trace=FILE if"),
     "a report that nests": (["bench", "compare", "deep.json", "deep.json"], "deep.json is no report of runs"),
     "a report of lists": (["bench", "compare", "list.json", "list.json"], "list.json is no report of runs"),
     "a body that nests": (

@@ -114,7 +114,7 @@ def test_predictions(predictions: object, expected: list[tuple[int, ...] | None]
     [
         (5, "predictions", "takes a text or a list, got int"),
         (b"ab", "predictions", "takes a text or a list, got bytes"),
-        (["a"], "predictions", "has 1 entries for 2 prompts"),
+        (["a"], "predictions", "needs one entry a prompt, 2 in all, got 1"),
         ([1, 2], r"predictions[0]", "takes a list of token ids"),
         (["a", [True]], r"predictions[1]", "takes a list of token ids"),
         (["a", b"b"], r"predictions[1]", "takes a list of token ids"),

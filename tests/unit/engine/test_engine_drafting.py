@@ -220,6 +220,23 @@ class Foretold:
         pass
 
 
+@pytest.mark.parametrize("compiled", [(0,), (1,), (0, 1, 2), (5, 6, 7)])
+def test_launches_that_compile_first_do_not_make_drafts_dear(compiled: tuple[int, ...]) -> None:
+    policy = Always()
+    drafting = Drafting(Speculator(make("ngram"), policy=policy))
+    drafting.begin(Request("r", PROMPT, SamplingParams()))
+    for at in range(12):
+        drafting.waited(30.0 if at in compiled else 1e-3)
+    drafting.extend("r", [1], 0)
+    assert policy.gap == 1e-3
+    once = Drafting(Speculator(make("ngram"), policy=policy))
+    for seconds in (30.0, 2e-3, 30.0):
+        once.waited(seconds)
+    once.begin(Request("s", PROMPT, SamplingParams()))
+    once.extend("s", [1], 0)
+    assert policy.gap == 2e-3, "the shortest, as long as there are few"
+
+
 def test_a_round_that_was_shorter_than_foretold_leaves_no_negative_time() -> None:
     seen: list[float] = []
 

@@ -105,3 +105,43 @@ def test_without_such_a_device_the_time_is_what_was_foretold() -> None:
         rounds.cost.observe(3, 0, 0.25)
     assert rounds.leave([(3, 0)]) == 0.25
     assert rounds.unwaited == 0.25
+
+
+def test_rounds_in_flight_at_a_failed_step_count_and_teach_nothing() -> None:
+    times = Times()
+    rounds = Rounds("the model", True, times=times)
+    for _ in range(4):
+        rounds.leave([(3, 0), (2, 0)])
+    times.reached = 3
+    rounds.renew()
+    assert rounds.unwaited == 2.0, "the first was done"
+    times.reached = 99
+    rounds.learn_times()
+    rounds.learn_times()
+    assert rounds.unwaited == 8.0, "the others end behind the failure"
+    assert not rounds.cost.known(3)
+
+
+def test_rounds_whose_times_a_failure_has_lost_are_not_kept_for_ever() -> None:
+    rounds = Rounds("the model", True, times=Times())
+    for _ in range(200):
+        rounds.leave([(3, 0)])
+    rounds.renew()
+    assert len(rounds._broken) == 64
+
+
+def test_a_first_launch_that_compiles_counts_and_changes_no_prediction() -> None:
+    """The device is busy meanwhile, and the next launch of that shape is not: a median does not see it."""
+
+    class Compiling(Times):
+        def busy_until(self, mark: int) -> float | None:
+            return None if mark > self.reached else float(mark) + (30.0 if mark > 1 else 0.0)
+
+    times = Compiling()
+    rounds = Rounds("the model", True, times=times)
+    for _ in range(3):
+        rounds.leave([(3, 0)])
+    times.reached = 99
+    rounds.learn_times()
+    assert rounds.unwaited == 33.0
+    assert rounds.cost.seconds(3) == 1.0

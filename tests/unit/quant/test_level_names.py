@@ -39,6 +39,10 @@ def compressed(layout: str, weights: Any, inputs: Any = None) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 
 
+def mixed(layers: Any) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 @pytest.mark.parametrize(
     ("quantization", "level"),
     [
@@ -55,6 +59,13 @@ def compressed(layout: str, weights: Any, inputs: Any = None) -> dict[str, Any]:
         (compressed("pack-quantized", [1]), ""),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, ""),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": 1}}, ""),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8"),
+        ({"quant_method": "modelopt_fp4", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": 8}, "MODELOPT"),
+        ({"quant_method": "modelopt"}, "MODELOPT"),
+        (mixed({"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4"}, "c": {"quant_algo": "FP8"}}), "FP8, NVFP4"),
+        (mixed({"a": {"quant_algo": 8}, "b": 1}), "MIXED_PRECISION"),
+        (mixed([1]), "MIXED_PRECISION"),
         ({"quant_method": 3}, ""),
         ({}, ""),
     ],

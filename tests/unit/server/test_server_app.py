@@ -286,6 +286,25 @@ def test_unknown_routes_and_methods_have_the_error_shape():
     assert "location" not in get("/version/").headers
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/nothing", None),
+        ("/v1", None),
+        ("/", None),
+    ],
+)
+def test_a_wrong_base_address_is_answered_with_the_right_route(asked, meant):
+    message = fault(asyncio.run(serve_fake().post(asked)), 404 if asked != "/" else 405)["message"]
+    assert message.endswith(f"no such route: POST {asked}; did you mean {meant}?") == (meant is not None)
+    assert ("did you mean" in message) == (meant is not None)
+
+
 def test_a_draining_server_refuses_new_requests():
     served = serve_fake()
     served.app.state.context.draining = True

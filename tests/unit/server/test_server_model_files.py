@@ -144,7 +144,7 @@ def test_a_gguf_file_tells_how_it_is_stored(
     writer.close()
     found = read_files(str(tmp_path))
     assert (found.stored_bytes, found.quantised, found.level) == (stored, quantised, level)
-    assert show_files("m", str(tmp_path), 0, None).details.quantization_level == level
+    assert show_files("m", str(tmp_path), 0).details.quantization_level == level
 
 
 def test_a_folder_with_the_name_of_a_file_is_no_file(tmp_path: Path) -> None:
@@ -158,3 +158,19 @@ def test_quantised_weights_tell_their_method(tmp_path: Path) -> None:
     assert (found.level, found.quantised, found.stored_bytes) == ("AWQ", True, None)
     checkpoint(tmp_path, torch_dtype="bfloat16", quantization_config=[3])
     assert read_files(str(tmp_path)).level == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "level", "quantised"),
+    [
+        ({"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}, "NVFP4", True),
+        ({"quant_algo": None}, "BF16", False),
+        ([1], "BF16", False),
+    ],
+)
+def test_modelopts_own_file_tells_the_level(tmp_path: Path, quantization: Any, level: str, quantised: bool) -> None:
+    checkpoint(tmp_path, torch_dtype="bfloat16")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    found = read_files(str(tmp_path))
+    assert (found.level, found.quantised) == (level, quantised)
+    assert show_files("m", str(tmp_path), 0).details.quantization_level == level

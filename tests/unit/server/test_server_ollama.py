@@ -7,15 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import ollama
 import pytest
 from server_fakes import CONTEXT, MODEL, FakeClient, Served, serve_fake, with_key
 
 from headrace import __version__
+from headrace.checkpoints.gguf_header import map_gguf
 from headrace.client.api import ModelInfo
 from headrace.config import Config
 from headrace.errors import InvalidRequest, Overloaded
+from headrace.server import model_files, ollama_models
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -275,3 +278,25 @@ def test_the_version_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "config.json").write_text("[]")
     (model,) = asyncio.run(serve_fake().http.get("/api/tags")).json()["models"]
     assert model["details"]["family"] == "unknown"
+
+
+def test_a_files_header_is_read_once_for_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    writer.add_context_length(777)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    looks: list[Path] = []
+
+    def counting(path: Path) -> tuple[Any, Any]:
+        looks.append(path)
+        return map_gguf(path)
+
+    monkeypatch.setattr(model_files, "map_gguf", counting)
+    info = ModelInfo("mine", str(tmp_path), CONTEXT, 300, "fake", "float32", 123)
+    monkeypatch.setattr(FakeClient, "info", property(lambda _: info))
+    shown = asyncio.run(serve_fake().post("/api/show", model="mine")).json()
+    assert (shown["model_info"]["qwen2.vocab_size"], shown["model_info"]["qwen2.context_length"]) == (300, CONTEXT)
+    assert looks == [tmp_path / "m.gguf"]
+    assert ollama_models.show_files("mine", str(tmp_path), 0).model_info["qwen2.context_length"] == 777
+    assert len(looks) == 2

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import gc
 import json
+import logging
 import os
 import re
 import signal
@@ -28,8 +29,10 @@ from server_fakes import MODEL, ByteTokenizer, FakeClient
 
 from headrace.config import Config
 from headrace.errors import CheckpointError, ConfigError
+from headrace.log_format import FIELDS
 from headrace.server.lifecycle import serve
 from headrace.server.listening import bind
+from headrace.server.request_log import LineHeldBack
 
 SCRIPT = Path(__file__).with_name("server_process.py")
 PATIENCE = 300.0
@@ -256,6 +259,23 @@ def test_the_first_prompt_is_answered_in_the_terminal():
         lines = [running.process.stdout.readline() for _ in range(3)]
         assert lines == ["\n", "> Which colour?\n", "Blue.\n"]
         assert running.get("/health") == 200
+
+
+def test_the_log_line_of_the_first_prompt_stands_below_its_answer(caplog):
+    """Not behind its last word: the server's process logs it before the answer's reader has seen the end."""
+    log = logging.getLogger("headrace.requests")
+    caplog.set_level(logging.INFO, log.name)
+    line = LineHeldBack()
+    log.info("before its id is known", extra={FIELDS: {"id": "chatcmpl-1"}})
+    line.id = "chatcmpl-1"
+    log.info("own", extra={FIELDS: {"id": "chatcmpl-1"}})
+    log.info("another's", extra={FIELDS: {"id": "chatcmpl-2"}})
+    log.info("without fields")
+    assert caplog.messages == ["before its id is known", "another's", "without fields"]
+    line.release()
+    log.info("later", extra={FIELDS: {"id": "chatcmpl-1"}})
+    assert caplog.messages[3:] == ["own", "later"]
+    assert log.filters == []
 
 
 def test_a_taken_port_is_an_error_before_anything_loads():

@@ -176,14 +176,17 @@ def kept(directory: Path) -> list[Kept]:
     return sorted(_kept(directory), key=lambda entry: entry.used)
 
 
-def clear(directory: Path) -> int:
-    """Remove all entries; returns the freed bytes. Running engines keep the weights they have loaded."""
-    freed = 0
+def clear(directory: Path) -> list[Kept]:
+    """Remove all entries, and what writers have abandoned; returns the entries. Running engines keep the weights they
+    have loaded."""
+    removed = []
     for entry in _kept(directory):
-        entry.path.unlink(missing_ok=True)
-        freed += entry.size
+        with contextlib.suppress(FileNotFoundError):
+            entry.path.unlink()
+            removed.append(entry)
+    _remove_abandoned(directory)
     (directory / "contents.json").unlink(missing_ok=True)
-    return freed
+    return removed
 
 
 def _kept(directory: Path) -> Iterator[Kept]:
@@ -203,16 +206,30 @@ def _entries(directory: Path) -> Iterator[Path]:
 
 
 def _evict(directory: Path, limit: int, newest: Path) -> None:
-    now, total = time.time(), newest.stat().st_size
-    others = [(path.stat().st_mtime, path) for path in _entries(directory) if path != newest]
-    for _, path in sorted(others, reverse=True):
-        total += path.stat().st_size
+    """Remove the least recently used files above the limit. Other processes may remove any file meanwhile."""
+    total, others = 0, []
+    for path in _entries(directory):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            if path == newest:
+                total = status.st_size
+            else:
+                others.append((status.st_mtime, path, status.st_size))
+    for _, path, size in sorted(others, reverse=True):
+        total += size
         if total > limit:
             _log.info("packed weights: %s is evicted, the cache has %d bytes", path.name, limit)
             path.unlink(missing_ok=True)
+    _remove_abandoned(directory)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the unfinished files of writers that have ended."""
+    now = time.time()
     for path in directory.glob(".*.tmp"):
-        if now - path.stat().st_mtime > _ABANDONED:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if now - path.stat().st_mtime > _ABANDONED:
+                path.unlink()
 
 
 def _cutting() -> str:
