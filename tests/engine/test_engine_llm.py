@@ -97,7 +97,7 @@ def test_predictions_change_nothing_but_the_speed(llm: LLM) -> None:
     assert one[0].outputs == other[0].outputs
     with pytest.raises(InvalidRequest, match="drafts with: predicted"):
         llm.generate("Hello", params, speculation={"method": "ngram"})
-    with pytest.raises(InvalidRequest, match=r"has 1 entries for 2 prompts"):
+    with pytest.raises(InvalidRequest, match="needs one entry a prompt, 2 in all, got 1"):
         llm.generate(["Hello", "Bye"], params, predictions=["a"])
 
 
