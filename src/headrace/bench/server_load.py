@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 
 from headrace.bench.draft_counts import drafts_of_run
-from headrace.bench.endpoint_address import unreachable
 from headrace.bench.load_runs import LoadRun
 from headrace.bench.metrics_sampler import MetricsSampler
 from headrace.bench.process_cost import cost, machine_seconds
@@ -20,6 +19,7 @@ from headrace.bench.request_timing import RequestTiming, summarize
 from headrace.bench.timed_completion import send
 from headrace.bench.workloads import Prompt, Workload, build
 from headrace.errors import ConfigError
+from headrace.server_address import no_answer
 
 __all__ = ["Endpoint", "run_load"]
 
@@ -89,7 +89,7 @@ async def _warm(session: aiohttp.ClientSession, target: Endpoint, prompts: Seque
             continue
         if row.error.startswith("HTTP "):
             raise ConfigError(f"{target.url} does not serve {target.model!r}: {row.error}")
-        raise unreachable(target.url, row.error)
+        raise ConfigError(no_answer(target.url, row.error))
 
 
 async def _all(

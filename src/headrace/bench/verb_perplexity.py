@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ import httpx
 
 from headrace.arguments import add_engine_options, engine_options
 from headrace.bench.bench_report import BenchReport, ReportTable, add_outputs, facts, publish
-from headrace.bench.endpoint_address import endpoint_address, unreachable
 from headrace.bench.plots import curve
 from headrace.errors import ConfigError
 from headrace.hub.catalogue import resolve_model
+from headrace.server_address import http_address, no_answer, transport_fault
 from headrace.tokenization.tokenizer import Tokenizer, load_tokenizer
 from headrace.types import SamplingParams
 
@@ -62,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.window < 4:
         raise ConfigError(f"--window {args.window}: at least 4 tokens, of which the last is scored")
-    url = endpoint_address(args.url) if args.url else None
+    url = http_address(args.url) if args.url else None
     text = _text(args.file)
     tokenizer = load_tokenizer(resolve_model(args.model))
     split = list(windows(tokenizer, text, args.window))[: args.windows]
@@ -166,7 +165,7 @@ def _remote(url: str, model: str, api_key: str | None) -> Score:
                 )
             found: list[float | None] = response.json()["choices"][0]["logprobs"]["token_logprobs"]
         except httpx.TransportError as error:
-            raise unreachable(url, re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__) from None
+            raise ConfigError(no_answer(url, transport_fault(error))) from None
         except (
             httpx.HTTPError,
             httpx.InvalidURL,

@@ -14,12 +14,12 @@ import httpx
 
 from headrace import event_loop
 from headrace.bench.bench_report import add_outputs, publish
-from headrace.bench.endpoint_address import endpoint_address
 from headrace.bench.load_options import add_load_options, load_encoder, planned_runs, target_seconds
 from headrace.bench.load_runs import load_report
 from headrace.bench.process_cost import find_server
 from headrace.bench.server_load import Endpoint, run_load
 from headrace.errors import excerpt
+from headrace.server_address import http_address
 
 __all__ = ["configure", "run"]
 
@@ -65,7 +65,7 @@ def engine_facts(target: Endpoint) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    url = endpoint_address(args.url)
+    url = http_address(args.url)
     args.progress("bench serve: prompts")
     encode = load_encoder(args.tokenizer)
     target = Endpoint(url, args.model, args.api_key, args.extra)

@@ -15,7 +15,7 @@ from headrace.cli.conversation import Conversation
 from headrace.cli.line_input import LineInput
 from headrace.cli.logs import set_up_logging
 from headrace.cli.slash_commands import COMMANDS, SlashCommands
-from headrace.cli.text_sources import TextSource, add_source_options, cut_form, make_source
+from headrace.cli.text_sources import TextSource, add_source_options, make_source, warn_if_cut
 from headrace.errors import HeadraceError
 
 __all__ = ["add_chat_options", "chat", "configure", "run"]
@@ -59,8 +59,7 @@ def _answer_lines(args: argparse.Namespace) -> int:
                     break
             elif text:
                 conversation.ask(text)
-                if remark := cut_form(source, params):
-                    print(f"warning: {remark}", file=sys.stderr)
+                warn_if_cut(source, params)
     return 0
 
 

@@ -8,7 +8,7 @@ import sys
 
 from headrace.cli.command_options import add_sampling_options, sampling
 from headrace.cli.logs import set_up_logging
-from headrace.cli.text_sources import add_source_options, cut_form, open_source
+from headrace.cli.text_sources import add_source_options, open_source, warn_if_cut
 from headrace.errors import ConfigError
 
 __all__ = ["configure", "run"]
@@ -28,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
         for piece in pieces:
             print(piece, end="", flush=True)
         print(flush=True)
-        if remark := cut_form(source, params):
-            print(f"warning: {remark}", file=sys.stderr)
+        warn_if_cut(source, params)
     return 0
 
 

@@ -136,8 +136,8 @@ def _model(url: str) -> tuple[bool, str, bool]:
     says that it is a router.)"""
     import httpx
 
-    from headrace.cli.server_address import server_address, transport_fault
     from headrace.environment import read_environment
+    from headrace.server_address import server_address, transport_fault
 
     key = read_environment().api_key
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -11,9 +11,9 @@ import httpx
 
 from headrace.cli.command_options import with_whitespace
 from headrace.cli.pieces import Pieces
-from headrace.cli.server_address import no_answer, server_address, transport_fault
 from headrace.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, excerpt
 from headrace.event_stream import event_data
+from headrace.server_address import no_answer, server_address, transport_fault
 
 __all__ = ["RemoteSource"]
 

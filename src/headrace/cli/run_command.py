@@ -17,7 +17,7 @@ from headrace.cli.chat_command import add_chat_options, chat
 from headrace.cli.command_options import sampling
 from headrace.cli.conversation import Conversation
 from headrace.cli.logs import set_up_logging
-from headrace.cli.text_sources import cut_form, make_source
+from headrace.cli.text_sources import make_source, warn_if_cut
 from headrace.errors import ConfigError
 
 __all__ = ["configure", "run"]
@@ -41,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(params, PlainView(sys.stdout), args.system, interactive=False)
         conversation.source = source
         conversation.ask(prompt)
-        if remark := cut_form(source, params):
-            print(f"warning: {remark}", file=sys.stderr)
+        warn_if_cut(source, params)
     return 0
 
 

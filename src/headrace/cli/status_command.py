@@ -41,7 +41,7 @@ def _read(url: str, key: str | None, option: str) -> dict[str, Any]:
     address, for messages. Raises EngineDead and ConfigError."""
     import httpx
 
-    from headrace.cli.server_address import no_answer, server_address, transport_fault
+    from headrace.server_address import no_answer, server_address, transport_fault
 
     at = server_address(url, option=option)
     address = at.shown

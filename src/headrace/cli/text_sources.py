@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from headrace.arguments import add_engine_options, engine_options
 from headrace.cli.pieces import Pieces
 
-__all__ = ["TextSource", "add_source_options", "cut_form", "make_source", "open_source"]
+__all__ = ["TextSource", "add_source_options", "cut_form", "make_source", "open_source", "warn_if_cut"]
 
 
 class TextSource(Protocol):
@@ -52,6 +53,12 @@ def cut_form(source: TextSource, params: Mapping[str, Any]) -> str | None:
     if "structured_outputs" not in params or source.finish_reason != "length":
         return None
     return "the answer was cut off before its form was complete: raise --max-tokens, or shorten the prompt"
+
+
+def warn_if_cut(source: TextSource, params: Mapping[str, Any]) -> None:
+    """Print the remark of `cut_form`, if there is one, to standard error."""
+    if remark := cut_form(source, params):
+        print(f"warning: {remark}", file=sys.stderr)
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:

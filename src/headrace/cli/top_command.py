@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _snapshot(reader: Reader, url: str, interval: float) -> int:
     """Two readings, so that there are rates. Raises EngineDead if the server does not answer."""
-    from headrace.cli.server_address import no_answer
     from headrace.cli.top_reading import Window
     from headrace.cli.top_view import top_lines
+    from headrace.server_address import no_answer
 
     window = Window()
     for turn in range(2):

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from headrace.cli.server_address import server_address, transport_fault
+from headrace.server_address import server_address, transport_fault
 
 __all__ = ["Reader", "Reading", "Window", "quantile"]
 

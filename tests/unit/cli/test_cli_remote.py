@@ -16,8 +16,8 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.cli.remote_source import RemoteSource
-from headrace.cli.server_address import transport_fault
 from headrace.errors import ConfigError, EngineDead, InvalidRequest, Overloaded
+from headrace.server_address import transport_fault
 
 PARAMS = {"max_tokens": 7, "temperature": 0.0, "top_p": 1.0}
 

@@ -9,7 +9,7 @@ import httpx
 
 from headrace.errors import ConfigError
 
-__all__ = ["ServerAddress", "no_answer", "server_address", "transport_fault"]
+__all__ = ["ServerAddress", "http_address", "no_answer", "server_address", "transport_fault"]
 
 
 class ServerAddress(NamedTuple):
@@ -49,11 +49,16 @@ def server_address(url: str, option: str = "--url ") -> ServerAddress:
         if not path:
             raise ConfigError(f"{option}{url}: give the file of the socket, as unix:PATH")
         return ServerAddress("http://server", f"unix:{path}", path)
+    base = http_address(url, option, "http://HOST:PORT, or unix:PATH")
+    return ServerAddress(base, base)
+
+
+def http_address(url: str, option: str = "--url ", forms: str = "http://HOST:PORT") -> str:
+    """The same where a unix socket is not served. `forms`: that are taken, for messages. Raises ConfigError."""
     try:
         found = httpx.URL(url if "://" in url else f"http://{url}")
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"{option}{url}: {error}: give it as http://HOST:PORT, or unix:PATH") from error
+        raise ConfigError(f"{option}{url}: {error}: give it as {forms}") from error
     if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"{option}{url}: give it as http://HOST:PORT, or unix:PATH")
-    base = str(found).rstrip("/").removesuffix("/v1")
-    return ServerAddress(base, base)
+        raise ConfigError(f"{option}{url}: give it as {forms}")
+    return str(found).rstrip("/").removesuffix("/v1")
