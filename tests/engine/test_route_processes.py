@@ -22,10 +22,11 @@ LONG = "You are a very patient assistant that answers at length, and says the sa
 TEXTS = [str(number) for number in range(8)]
 BROKEN = "one clear error"
 PATIENT = (
-    "import sys; from headrace.cli.main import main; from headrace.route import split_ask; "
-    "split_ask._LEAST = split_ask._MOST_PATIENCE; sys.exit(main())"
+    "import sys; from headrace.cli.main import main; from headrace.route import load_book, split_ask; "
+    "split_ask._LEAST = split_ask._MOST_PATIENCE; load_book._SHARE = 0.0; sys.exit(main())"
 )
-"""The command; an engine that computes a prompt for another one may be held up."""
+"""The command; an engine that computes a prompt for another one may be held up, and one that was slow while it was lost
+is no slower afterwards: otherwise the requests may all go to the other one, and nothing is left to lose."""
 
 
 class Router:
