@@ -24,7 +24,7 @@ def test_every_line_of_every_process_is_json(tiny_llama: Path, tmp_path: Path) -
         assert server.stdout is not None
         found = re.search(r"http://[\d.:]+", server.stdout.readline())
         assert found, server.stderr and server.stderr.read()
-        body = {"prompt": "Hello", "max_tokens": 3}
+        body = {"prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
         answer = httpx.post(
             f"{found[0]}/v1/completions", json=body, headers={"x-api-key": "sk-private"}, timeout=PATIENCE
         )
