@@ -6,9 +6,9 @@ the cost, and only the drafts that pay are made. One step of the model makes a d
 sequences are judged together: what does not pay for one may pay for all.
 
 A sequence's earlier tokens must be computed by the model before it can draft. A decision counts that time as if it
-were spread over the next `_ROUNDS` rounds. It is paid from funds of their own, which get `ALLOWANCE` of all time and
+were spread over the next `_ROUNDS` rounds. It is paid from funds of their own, which get `_PROMPTS` of all time and
 what drafts gain, and hold no more than `_FUNDS` steps. A sequence begins only while the funds are not overdrawn, so
-over any longer time prompts for nothing cost no more than the allowance.
+over any longer time prompts for nothing cost no more than that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIRST, _LATER = 0.8, 0.85
 """Priors of acceptance; hopeful, so that a model that may pay is tried."""
 NEAR = 16
 """New tokens of a sequence that the model computes together with its drafts. If there are more, they come first."""
-_ROUNDS, _FUNDS = 64, 16.0
+_ROUNDS, _FUNDS, _PROMPTS = 64, 16.0, ALLOWANCE / 2
 _PATIENCE = 4
 """Steps without an admitted draft after which a sequence is no longer held."""
 _RAREST = 16
@@ -211,7 +211,7 @@ class ModelSpeculator:
         """So many steps, of so much time, went by without a call."""
         self._step += steps
         self._wait -= steps
-        self._funds += ALLOWANCE * seconds
+        self._funds += _PROMPTS * seconds
         self._accounts.passed(seconds)
 
     def settle(self, drafts: Drafts, accepted: Sequence[int | None], emitted: int, seconds: float) -> None:
@@ -230,7 +230,7 @@ class ModelSpeculator:
         gained = self._accounts.settle(drafts.choice, emitted, seconds, drafts.seconds, drafts.typical)
         # Two results that are read at once may leave no time for one of them.
         step = max(seconds, drafts.choice.plain_seconds)
-        self._funds = min(self._funds + gained + ALLOWANCE * seconds, _FUNDS * step)
+        self._funds = min(self._funds + gained + _PROMPTS * seconds, _FUNDS * step)
         for name in self._ended:
             self._acceptance.end(name)
         self._ended.clear()

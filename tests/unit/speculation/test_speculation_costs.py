@@ -150,6 +150,22 @@ def test_known_sizes_as_a_table() -> None:
     assert cost.known_table(200)[:200] == [cost.known(tokens) for tokens in range(200)]
 
 
+def test_what_lies_between_two_near_sizes_is_known() -> None:
+    """Each number of tokens was tried for itself, which costs more than what is left to learn is worth."""
+    cost = StepCost()
+    for tokens in [*range(1, 17), 20, 24, 48]:
+        for _ in range(3):
+            cost.observe(tokens, 0, cpu_seconds(tokens))
+    known = cost.known_table(60)
+    assert all(known[tokens] for tokens in (17, 18, 19, 21, 22, 23))
+    assert not any(known[tokens] for tokens in (30, 36, 42, 59)), "far from all that was measured"
+    alone = StepCost()
+    for tokens in (2, 4):
+        for _ in range(3):
+            alone.observe(tokens, 0, cpu_seconds(tokens))
+    assert not alone.known_table(5)[3], "kernels change their form at small sizes"
+
+
 def test_a_step_takes_no_less_than_smaller_ones_took() -> None:
     cost = StepCost()
     assert cost.at_least(4, 100) == 0.0

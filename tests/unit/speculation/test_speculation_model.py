@@ -127,7 +127,7 @@ def test_a_cheap_good_model_pays(hit: float, least: float) -> None:
 def test_a_model_that_does_not_pay_costs_little(
     seconds: Callable[[int, int], float], share: float, hit: float, batch: int
 ) -> None:
-    """Two allowances of half a percent, and what the accounts hold at first: 36 steps of 3000."""
+    """Allowances of three quarters of a percent in all, and what the accounts hold at first: 36 steps of 3000."""
     assert speed(FakeModel(share, hit, seconds), batch) > 0.97
 
 
