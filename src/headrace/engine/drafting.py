@@ -129,7 +129,7 @@ class Drafting:
                     self._model.begin(new)
                 namespace = (new.adapter, new.salt)
                 self._speculator.begin(sequence, namespace, new.prompt, new.predicted, new.predicted_only)
-            self._speculator.policy.gap = 0.0 if self._on_device else self._gap
+            self._tell_policy(waits=not self._on_device)
             self._speculator.extend(sequence, tokens, in_flight)
 
     def pause(self, sequence: str, keep: bool) -> None:
@@ -151,7 +151,7 @@ class Drafting:
         before = self._times.mark()
         # Only a sequence whose drafts are made here has to wait for its last token.
         waits = not self._on_device or any(row.ahead is None for row in rows)
-        self._speculator.policy.gap = self._gap if waits else 0.0
+        self._tell_policy(waits)
         with self._watch:
             if step > self._latest + 1:
                 self._speculator.passed(step - self._latest - 1, self._passed)
@@ -205,6 +205,12 @@ class Drafting:
                 self._speculator.policy.delayed(StepShape(plan.num_tokens, plan.num_tokens, context), seconds)
             else:
                 self._speculator.policy.cost.observe(plan.num_tokens, context, seconds, reference=True)
+
+    def _tell_policy(self, waits: bool) -> None:
+        """`waits`: for the drafts of the next step."""
+        policy = self._speculator.policy
+        policy.gap = self._gap if waits else 0.0
+        policy.at_risk = sum(step.drafts.choice.at_risk for step in self._steps.values())
 
     def _timed(self, found: _Drafted) -> tuple[Drafts, float]:
         """The drafts of a step with the time that the device took to make them, and its seconds in which it worked on

@@ -22,7 +22,7 @@ class SpeculationAccounts:
     if that admits none but predictions, these are judged alone. The account that has admitted a step's drafts pays."""
 
     def __init__(self, general: SpeculationPolicy) -> None:
-        """`general`: the policy for all but predictions; its `gap` counts for both."""
+        """`general`: the policy for all but predictions; its `gap` and `at_risk` count for both."""
         self._general, self._predictions = general, general.beside()
 
     def choose(
@@ -75,7 +75,7 @@ class SpeculationAccounts:
         self._predictions.passed(seconds)
 
     def _beside(self) -> SpeculationPolicy:
-        self._predictions.gap = self._general.gap
+        self._predictions.gap, self._predictions.at_risk = self._general.gap, self._general.at_risk
         return self._predictions
 
 

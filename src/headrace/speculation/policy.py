@@ -8,13 +8,14 @@ lower survival, so they are always admitted before it.
 An account bounds the cost of being wrong (two, with predictions: see `accounts`). Every step pays in `ALLOWANCE` of its
 time. A step with drafts pays in the time that it has saved, compared with the predicted time of the same tokens without
 drafts, or pays out what it has lost. Without balance nothing is speculated, and the balance has an upper limit, so that
-early gains finance no later losses. A step verifies no more drafts than the balance covers if all are wrong. So over
-any longer time speculation costs at most the allowance. From the same account it tries numbers of tokens whose step
-time is not known: the time is then taken to be as short as the known ones allow.
+early gains finance no later losses. A step verifies no more drafts than the balance covers if all are wrong, those of
+steps in flight included. So over any longer time speculation costs at most the allowance. From the same account it
+tries numbers of tokens whose step time is not known: the time is then taken to be as short as the known ones allow.
 
 What drafts save is judged by the time of plain steps, which must not be old: the speed of a machine changes by a tenth
-and more within seconds, where others share it. So a step goes without drafts now and then, the more rarely the more
-these gain, and its time scales all others (see `step_cost`).
+and more within seconds, where others share it. So steps go without drafts now and then, the more rarely the more these
+gain, and their time scales all others (see `step_cost`). It is two in succession if the second is planned while the
+device works on the first: on cores that both use, making drafts for it would make the first one longer.
 
 Drafts of a model take time of their own, which is part of all of this: of a step's predicted time, of what it is
 compared with, and of what the account pays. It grows with the number of drafts of the longest row and, less, with the
@@ -45,7 +46,7 @@ _START, _STAY = 1.05, 1.02
 _WORST = 2.0
 """A step counts as at most this multiple of its predicted time: a longer one was interrupted."""
 _OFTEN, _MEASURING = 6, 0.01
-"""The steps with drafts after which one goes without, so that the plain step is measured: so many, or so many more that
+"""The steps with drafts after which some go without, so that the plain step is measured: so many, or so many more that
 this costs no more than that share of the time."""
 _FREE = 1.02
 """The least time of a step with drafts that is believed, relative to that without."""
@@ -85,6 +86,11 @@ class StepChoice:
     def total(self) -> int:
         return sum(self.drafts)
 
+    @property
+    def at_risk(self) -> float:
+        """The seconds that are lost if all drafts are wrong."""
+        return max(0.0, self.seconds - self.plain_seconds) if any(self.drafts) else 0.0
+
 
 class SpeculationPolicy:
     """Chooses drafts, step by step, and learns from each step's time. `gap`: seconds that a step with drafts keeps the
@@ -93,6 +99,8 @@ class SpeculationPolicy:
     def __init__(self, cost: StepCost | None = None, gap: float = 0.0) -> None:
         self.cost = StepCost() if cost is None else cost
         self.gap = gap
+        self.at_risk = 0.0
+        """Seconds that steps in flight lose if all their drafts are wrong; it may be set anew at any time, too."""
         self._balance: float | None = None
         """Seconds; None until times are known."""
         self._owed = 0.0
@@ -100,11 +108,14 @@ class SpeculationPolicy:
         self._speculating = False
         self._unmeasured = 0
         """Steps with drafts since the latest one without."""
+        self._undisturbed = False
+        """The next step goes without drafts, since the one before it is measured."""
 
     def beside(self) -> SpeculationPolicy:
         """A new policy with an account of its own, which shares what this one learns of times."""
         other = copy.copy(self)
-        other._balance, other._speculating, other._owed, other._unmeasured = None, False, 0.0, 0
+        other._balance, other._speculating, other._owed = None, False, 0.0
+        other._unmeasured, other._undisturbed = 0, False
         return other
 
     def choose(
@@ -150,8 +161,9 @@ class SpeculationPolicy:
         seconds that making its drafts has taken; `typical`: its time is that of its tokens. Returns the seconds that
         its drafts have gained, below 0 for a loss."""
         shape, total = choice.shape, choice.total
-        if typical:
-            reference = not total and shape.tokens == shape.sampled
+        reference = not total and shape.tokens == shape.sampled
+        # What makes a step longer does not explain that it is shorter than predicted.
+        if typical or (reference and seconds < choice.plain_seconds):
             self.cost.observe(shape.tokens + total, shape.context + choice.context, seconds, reference)
         plain = self._plain(shape)
         if plain <= 0:
@@ -253,13 +265,17 @@ class SpeculationPolicy:
         """Whether a step that would verify these drafts in so many seconds goes without. With nothing but old times of
         plain steps, drafts would seem to pay when a machine, and so steps of all kinds, has become faster."""
         self._unmeasured = self._unmeasured + 1 if any(drafts) else 0
+        if self._undisturbed:
+            self._undisturbed = False
+            return True
         if self._unmeasured <= _OFTEN:
             return False
         expected = shape.sampled + sum(sum(each[:count]) for each, count in zip(survivals, drafts, strict=True))
         gain = expected * plain / (shape.sampled * seconds) - 1
-        if self._unmeasured <= gain / _MEASURING:
+        steps = 1 if self.gap else 2
+        if self._unmeasured <= steps * gain / _MEASURING:
             return False
-        self._unmeasured = 0
+        self._unmeasured, self._undisturbed = 0, steps > 1
         return True
 
     def _plain(self, shape: StepShape) -> float:
@@ -290,9 +306,12 @@ class SpeculationPolicy:
         return (shape.sampled + expected) / (decode * _FREE + self.gap) > self._needed(shape, decode)
 
     def _pay(self, amount: float, decode: float) -> None:
-        self._balance = min(self._covered(decode) + self._owed + amount, _LIMIT * decode)
+        self._balance = min(self._held(decode) + self._owed + amount, _LIMIT * decode)
         self._owed = 0.0
 
     def _covered(self, decode: float) -> float:
         """The loss that the account covers, in seconds."""
+        return self._held(decode) - self.at_risk
+
+    def _held(self, decode: float) -> float:
         return _FIRST * decode if self._balance is None else self._balance

@@ -173,9 +173,12 @@ def test_an_interrupted_step_does_not_end_what_pays() -> None:
     assert sum(without) < 3, "some are left out, to measure"
 
 
-@pytest.mark.parametrize(("survival", "least", "most"), [(0.27, 14, 6), (0.6, 2, 40)])
-def test_a_plain_step_is_measured_now_and_then(survival: float, least: int, most: int) -> None:
-    policy, since, runs = learnt(linear), 0, list[int]()
+@pytest.mark.parametrize(
+    ("survival", "gap", "least", "most"),
+    [(0.27, 1e-9, 14, 6), (0.6, 1e-9, 2, 40), (0.27, 0.0, 14, 12), (0.6, 0.0, 2, 80)],
+)
+def test_plain_steps_are_measured_now_and_then(survival: float, gap: float, least: int, most: int) -> None:
+    policy, since, runs = learnt(linear, gap=gap), 0, list[int]()
     for _ in range(100):
         choice = policy.choose(ONE, [[survival]])
         policy.settle(choice, 1 + choice.total, linear(1 + choice.total))
@@ -183,6 +186,32 @@ def test_a_plain_step_is_measured_now_and_then(survival: float, least: int, most
         runs.append(since)
     assert runs.count(0) >= least, "a measurement after so many steps with drafts"
     assert max(runs) <= most
+    assert all(any(pair) for pair in pairwise(runs)) == (gap > 0), "beside the step measured no drafts are made"
+
+
+def test_slow_steps_in_a_row_do_not_start_drafts_that_go_on() -> None:
+    """Steps of a busy moment counted as the machine's speed, by which drafts seemed to pay. As drafts for the next step
+    make a step longer, none that was measured while they were made could put that right."""
+    policy, shape = learnt(linear, upto=17), StepShape(16, 16)
+    ahead, drafted = policy.choose(shape, []), 0
+    for step in range(400):
+        choice = policy.choose(shape, [[0.5] * 2] * 16 if step >= 12 else [])
+        disturbed = choice.total > 0 and not ahead.total
+        took = linear(16 + ahead.total) * (1.8 if step in (10, 11, 12) else 1.0) + (1.0 if choice.total else 0.0)
+        policy.settle(ahead, 16 + round(0.4 * ahead.total), took, typical=not disturbed)
+        drafted += choice.total > 0
+        ahead = choice
+    assert drafted < 40
+
+
+def test_what_steps_in_flight_may_lose_is_not_spent_again() -> None:
+    policy, shape = learnt(linear), StepShape(1, 1)
+    most = policy.choose(shape, [[0.9] * 40]).total
+    assert most > 1
+    policy.at_risk = 4.0 - 0.3
+    assert policy.choose(shape, [[0.9] * 40]).total == 1, "a draft costs 0.2 seconds, and 0.3 of the four are left"
+    policy.at_risk = 4.1
+    assert policy.choose(shape, [[0.9] * 40]).total == 0
 
 
 def test_steps_with_prompts_are_no_measurement() -> None:
