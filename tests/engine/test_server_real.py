@@ -204,7 +204,15 @@ def test_a_disconnected_client_frees_its_blocks(server):
             with httpx.stream(
                 "POST",
                 f"{server.url}/v1/completions",
-                json={"model": NAME, "prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 2},
+                json={
+                    "model": NAME,
+                    "prompt": "x",
+                    "max_tokens": 400,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "stream": True,
+                    "n": 2,
+                },
                 timeout=PATIENCE,
             ) as response:
                 next(response.iter_lines())
