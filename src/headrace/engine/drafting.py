@@ -129,7 +129,7 @@ class Drafting:
                     self._model.begin(new)
                 namespace = (new.adapter, new.salt)
                 self._speculator.begin(sequence, namespace, new.prompt, new.predicted, new.predicted_only)
-            self._tell_policy(waits=not self._on_device)
+            self._speculator.policy.gap = 0.0 if self._on_device else self._gap
             self._speculator.extend(sequence, tokens, in_flight)
 
     def pause(self, sequence: str, keep: bool) -> None:
@@ -151,7 +151,7 @@ class Drafting:
         before = self._times.mark()
         # Only a sequence whose drafts are made here has to wait for its last token.
         waits = not self._on_device or any(row.ahead is None for row in rows)
-        self._tell_policy(waits)
+        self._speculator.policy.gap = self._gap if waits else 0.0
         with self._watch:
             if step > self._latest + 1:
                 self._speculator.passed(step - self._latest - 1, self._passed)
@@ -167,6 +167,7 @@ class Drafting:
         self._drafting = after[0] - wall
         marks = (None, None) if waits or self._model is None else (before, self._times.mark())
         self._steps[step] = _Drafted(drafts, [None] * len(rows), after[1] - busy, StepShape(*size), marks)
+        self._count_risk()
         return drafts.tokens
 
     def rest(self) -> int:
@@ -183,6 +184,7 @@ class Drafting:
         found = self._steps.pop(plan.step, None)
         for old in [one for one in self._steps if one < plan.step]:
             del self._steps[old]
+        self._count_risk()
         if self._model is not None:
             self._model.learn_times()
         following = self._steps.get(plan.step + 1)
@@ -206,11 +208,9 @@ class Drafting:
             else:
                 self._speculator.policy.cost.observe(plan.num_tokens, context, seconds, reference=True)
 
-    def _tell_policy(self, waits: bool) -> None:
-        """`waits`: for the drafts of the next step."""
-        policy = self._speculator.policy
-        policy.gap = self._gap if waits else 0.0
-        policy.at_risk = sum(step.drafts.choice.at_risk for step in self._steps.values())
+    def _count_risk(self) -> None:
+        """Tell the policy what the steps that are not settled may lose, whenever these have changed."""
+        self._speculator.policy.at_risk = sum(step.drafts.choice.at_risk for step in self._steps.values())
 
     def _timed(self, found: _Drafted) -> tuple[Drafts, float]:
         """The drafts of a step with the time that the device took to make them, and its seconds in which it worked on

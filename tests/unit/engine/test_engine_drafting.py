@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -314,6 +315,26 @@ def test_a_step_beside_which_drafts_were_made_teaches_no_time() -> None:
             drafting.settle(plan(step - 1), 1, 7.0 if step % 2 == 0 else 3.0)
     assert not policy.cost.known(1), "after each of these steps came one with drafts"
     assert policy.cost.known(2)
+
+
+def test_steps_in_flight_keep_what_they_may_lose_from_the_account() -> None:
+    class Dear(Chosen):
+        def choose(self, *args: Any, **kwargs: Any) -> StepChoice:
+            return replace(super().choose(*args, **kwargs), seconds=1.5)
+
+    policy = Dear([1, 2])
+    drafting = Drafting(Speculator(make("ngram"), policy=policy), on_device=True)
+    drafting.begin(Request("r", PROMPT * 3, SamplingParams(max_tokens=90)))
+    drafting.extend("r", [*PROMPT[:2]], 0)
+    row = DraftRow("r", 1, 4, 0, np.zeros(1, np.int32), ahead=1)
+    found = []
+    for step in range(1, 4):
+        drafting.draft(step, StepSize(1, 1, 4), [row])
+        found.append(policy.at_risk)
+    for step in range(1, 4):
+        drafting.settle(plan(step), 1, 1.0)
+        found.append(policy.at_risk)
+    assert found == [0.5, 1.0, 1.0, 0.5, 0.0, 0.0], "a step without drafts risks nothing"
 
 
 class Timed:

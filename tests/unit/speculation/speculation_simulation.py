@@ -6,10 +6,9 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from headrace.speculation.acceptance import PositionAcceptance
-from headrace.speculation.policy import SpeculationPolicy, StepChoice, StepShape
+from headrace.speculation.policy import SpeculationPolicy, StepShape
 
 MOST = 8
 
@@ -29,15 +28,6 @@ def stepped_seconds(tokens: int, context: int = 0) -> float:
     return 5e-3 if tokens <= 8 else 10e-3 + 1e-5 * tokens
 
 
-class _Step(NamedTuple):
-    choice: StepChoice
-    emitted: int
-    took: float
-    speed: float
-    """The factor of all times at this moment."""
-    counts: bool
-
-
 @dataclass
 class Simulation:
     """`hit(token, sequence)`: the probability that a draft is right if those before it were, at this token of the
@@ -53,12 +43,6 @@ class Simulation:
     drift: float = 0.0
     """The spread of the machine's speed, which changes within some hundred steps. All drafts and steps are judged by
     the times that they have at the same speed."""
-    bursts: float = 0.0
-    """The probability that three steps begin which take 1.6 times as long, because others need the machine. These times
-    are not judged either."""
-    shared: float = 0.0
-    """The device computes on the host's processor, one step ahead of it: a step takes so much longer while the drafts
-    of the next one are made."""
     seed: int = 0
 
     def run(self, tokens: int, fixed: int | None = None) -> float:
@@ -69,13 +53,11 @@ class Simulation:
         for name in names:
             rates.begin(name)
         time, prompts = 0.0, [100 + 10 * at for at in range(self.batch)]
-        lengths, burst, ahead = list(prompts), 0, None
+        lengths = list(prompts)
         while (made := sum(lengths) - sum(prompts)) < tokens * self.batch:
             shape = StepShape(self.batch, self.batch, sum(lengths))
             survivals = [rates.survival(name, MOST) for name in names]
             choice = policy.choose(shape, survivals, lengths)
-            if ahead is not None:
-                time += self._settle(policy, ahead, choice.total if fixed is None else fixed)
             drafts = choice.drafts if fixed is None else [fixed] * self.batch
             emitted = 0
             for at, name in enumerate(names):
@@ -92,32 +74,13 @@ class Simulation:
                 emitted += yielded
             context = shape.context + sum(count * length for count, length in zip(drafts, lengths, strict=True))
             speed = 0.99 * speed + (1 - 0.99**2) ** 0.5 * self.drift * speeds.gauss(0, 1)
-            burst = 3 if self.bursts and speeds.random() < self.bursts else burst - 1
-            usual = self.seconds(self.batch + sum(drafts), context)
-            took = usual * rng.gauss(1, self.noise)
-            if broken := rng.random() < 0.002:
+            took = self.seconds(self.batch + sum(drafts), context) * rng.gauss(1, self.noise)
+            if rng.random() < 0.002:
                 took *= 20
-            time += min(took, 1.2 * usual) + (self.gap if sum(drafts) else 0)
-            now = _Step(
-                choice, emitted, took, math.exp(speed) * (1.6 if burst > 0 else 1.0), fixed is None and not broken
-            )
-            if self.shared:
-                ahead = now
-            else:
-                self._settle(policy, now, 0)
+            elif fixed is None:
+                policy.settle(choice, emitted, took * math.exp(speed))
+            time += min(took, 1.2 * self.seconds(self.batch + sum(drafts), context)) + (self.gap if sum(drafts) else 0)
         return made / time
-
-    def _settle(self, policy: SpeculationPolicy, step: _Step, following: int) -> float:
-        """Learn from a step; `following`: drafts that were made for the next one meanwhile. Returns the seconds by
-        which this made it longer."""
-        longer = self.shared * self.seconds(self.batch, 0) if following else 0.0
-        disturbed = following > 0 and not step.choice.total
-        if step.counts:
-            took = (step.took + longer) * step.speed
-            policy.settle(step.choice, step.emitted, took, typical=not disturbed)
-            if disturbed:
-                policy.delayed(step.choice.shape, took)
-        return longer
 
     def _right(self, rng: random.Random, hit: float) -> int:
         right = 0

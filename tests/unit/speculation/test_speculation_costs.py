@@ -52,10 +52,11 @@ def test_the_speed_of_reference_steps_is_that_of_all() -> None:
     )
 
 
-def test_interrupted_reference_steps_in_a_row_do_not_change_the_speed() -> None:
+@pytest.mark.parametrize("ratios", [(1.0, 100.0, 1.0), (1.0, 1.0, 100.0, 2.0, 2.0)])
+def test_interrupted_reference_steps_do_not_change_the_speed(ratios: tuple[float, ...]) -> None:
     cost = known_costs()
-    for seconds in (cpu_seconds(4), cpu_seconds(4), 100.0, 2 * cpu_seconds(4), 2 * cpu_seconds(4)):
-        cost.observe(4, 0, seconds, reference=True)
+    for ratio in ratios:
+        cost.observe(4, 0, ratio * cpu_seconds(4), reference=True)
     assert cost.seconds(16) == pytest.approx(cpu_seconds(16), rel=0.01)
 
 
